@@ -23,6 +23,10 @@ type Sandbox struct {
 	StartedAt  time.Time         // when the create was accepted
 	EndAt      time.Time         // when it is killed unless its timeout is changed
 	Network    Network           // what the client asked for; stored before it is enforced
+
+	// AccessToken opens the data plane of this sandbox only. It is shown to
+	// its owner and never to the sandbox.
+	AccessToken string
 }
 
 // SandboxState is where a sandbox is in its life.

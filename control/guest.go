@@ -1,0 +1,361 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/channel"
+)
+
+// Guest is the way into one running sandbox: processes and files. What comes
+// through it was said by the guest and is information, never evidence.
+type Guest struct {
+	Sandbox airlock.Sandbox
+
+	mux   *channel.Mux
+	ended func() airlock.Outcome // why the sandbox ended; called once mux is done
+}
+
+// Gone is closed when the sandbox ended: streams of its data plane are to be
+// aborted then.
+func (g *Guest) Gone() <-chan struct{} { return g.mux.Done() }
+
+// maxEntries bounds a directory listing.
+const maxEntries = 100_000
+
+// ExecEvent is one thing that happened to an exec. Exactly one of the fields
+// is set, Data with its stream.
+type ExecEvent struct {
+	PID    uint32   // it started
+	Stream byte     // channel.TagStdout, TagStderr or TagPTY
+	Data   []byte   // what it wrote there
+	End    *ExecEnd // it ended; the last event
+}
+
+// ExecEnd is how an exec ended.
+type ExecEnd struct {
+	ExitCode int    // -1 unless Outcome is Exited
+	Signal   string // "SIGKILL", when a signal ended it
+	Outcome  airlock.Outcome
+	Message  string // for a person; empty for exit code 0
+}
+
+// Exec is a process whose events are read. Closing it leaves the process running.
+type Exec struct {
+	g      *Guest
+	s      *channel.Stream
+	ref    channel.ProcessRef
+	budget int64
+	why    airlock.Outcome // set when we end it: Timeout or OutputLimit
+	mu     sync.Mutex      // guards ref and why
+	timer  *time.Timer
+	done   bool
+}
+
+// Start starts a process. After timeout, if it is not 0, its whole tree is
+// killed and it ends with the outcome Timeout.
+func (g *Guest) Start(ctx context.Context, req channel.StartRequest, timeout time.Duration) (*Exec, error) {
+	return g.exec(ctx, channel.MethodStart, req, timeout)
+}
+
+// Attach follows a process that runs already, from now on. The timeout ends
+// the following, as E2B has it, by killing the process too.
+func (g *Guest) Attach(ctx context.Context, ref channel.ProcessRef, timeout time.Duration) (*Exec, error) {
+	return g.exec(ctx, channel.MethodAttach, ref, timeout)
+}
+
+func (g *Guest) exec(ctx context.Context, method string, req any, timeout time.Duration) (*Exec, error) {
+	s, err := g.mux.Open(ctx, method, req)
+	if err != nil {
+		return nil, err
+	}
+	e := &Exec{g: g, s: s, budget: g.Sandbox.Limits.OutputBytes}
+	tag, body, err := s.Recv(ctx)
+	var started channel.Started
+	switch {
+	case err != nil:
+		s.Close()
+		return nil, err
+	case tag != channel.TagStarted || json.Unmarshal(body, &started) != nil || started.PID == 0:
+		s.Close()
+		return nil, airlock.Errorf(airlock.Internal, "the guest answered %s out of form", method)
+	}
+	e.ref.PID = started.PID
+	if timeout > 0 {
+		e.timer = time.AfterFunc(timeout, func() { e.stop(airlock.Timeout) })
+	}
+	return e, nil
+}
+
+// PID is that of the process inside the sandbox.
+func (e *Exec) PID() uint32 { return e.ref.PID }
+
+// stop ends the process's tree for a reason of ours. It does not wait.
+func (e *Exec) stop(why airlock.Outcome) {
+	e.mu.Lock()
+	first := e.why == ""
+	if first {
+		e.why = why
+	}
+	e.mu.Unlock()
+	if !first {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+	defer cancel()
+	if err := e.g.Signal(ctx, e.ref, 9); err != nil {
+		e.s.Close() // a guest that does not kill is not waited for
+	}
+}
+
+// stopGrace is how long a guest may take to kill a process.
+const stopGrace = 5 * time.Second
+
+// Recv returns the next event, and io.EOF after the end. It applies the
+// output limit: what is over it is cut and the process is killed.
+func (e *Exec) Recv(ctx context.Context) (ExecEvent, error) {
+	for {
+		if e.done {
+			return ExecEvent{}, io.EOF
+		}
+		tag, body, err := e.s.Recv(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return ExecEvent{}, ctx.Err()
+			}
+			return e.lost(err)
+		}
+		switch tag {
+		case channel.TagStdout, channel.TagStderr, channel.TagPTY:
+			if e.budget <= 0 {
+				continue // cut: the process is being killed
+			}
+			if int64(len(body)) > e.budget {
+				body = body[:e.budget]
+				e.budget = 0
+				go e.stop(airlock.OutputLimit) // bounded by stopGrace
+			} else {
+				e.budget -= int64(len(body))
+			}
+			if len(body) > 0 {
+				return ExecEvent{Stream: tag, Data: body}, nil
+			}
+		case channel.TagEnded:
+			var end channel.Ended
+			if err := json.Unmarshal(body, &end); err != nil {
+				return ExecEvent{}, airlock.Errorf(airlock.Internal, "the guest ended an exec out of form")
+			}
+			return e.finish(end), nil
+		default:
+			return ExecEvent{}, airlock.Errorf(airlock.Internal, "the guest sent an unknown message")
+		}
+	}
+}
+
+func (e *Exec) reason() airlock.Outcome {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.why
+}
+
+func (e *Exec) finish(end channel.Ended) ExecEvent {
+	e.done = true
+	out := &ExecEnd{ExitCode: end.ExitCode, Signal: end.Signal, Outcome: end.Outcome}
+	switch end.Outcome {
+	case airlock.Exited, airlock.Signaled, airlock.OOM:
+	default:
+		out.Outcome = airlock.Exited // a guest cannot claim the host's reasons
+	}
+	if why := e.reason(); why != "" && (out.Signal != "" || out.Outcome != airlock.Exited) {
+		out.Outcome = why
+	}
+	if out.Outcome != airlock.Exited {
+		out.ExitCode = -1
+	}
+	switch out.Outcome {
+	case airlock.Exited:
+		if out.ExitCode != 0 {
+			out.Message = fmt.Sprintf("exit status %d", out.ExitCode)
+		}
+	case airlock.Signaled:
+		out.Message = "signal: " + out.Signal
+	case airlock.OOM:
+		out.Message = fmt.Sprintf("out of memory: the sandbox's limit of %d MiB was reached and its largest process ended; ask for more with limits.memoryMB", e.g.Sandbox.Limits.MemoryMB)
+	case airlock.Timeout:
+		out.Message = "timeout: the command ran longer than its deadline and was killed"
+	case airlock.OutputLimit:
+		out.Message = fmt.Sprintf("output limit: more than %d bytes were written and the command was killed; ask for more with limits.outputBytes", e.g.Sandbox.Limits.OutputBytes)
+	}
+	return ExecEvent{End: out}
+}
+
+// lost makes an end of a stream that broke off.
+func (e *Exec) lost(err error) (ExecEvent, error) {
+	if why := e.reason(); why != "" {
+		return e.finish(channel.Ended{ExitCode: -1, Signal: "SIGKILL", Outcome: airlock.Signaled}), nil
+	}
+	select {
+	case <-e.g.Gone():
+		e.done = true
+		why := e.g.ended()
+		msg := "the sandbox was killed or reached its end of life"
+		switch why {
+		case airlock.SandboxOOM:
+			msg = fmt.Sprintf("the sandbox ran out of memory (limit %d MiB) and was ended; ask for more with limits.memoryMB", e.g.Sandbox.Limits.MemoryMB)
+		case airlock.SandboxFailed:
+			msg = "the sandbox ended unexpectedly"
+		}
+		return ExecEvent{End: &ExecEnd{ExitCode: -1, Outcome: why, Message: msg}}, nil
+	default:
+		return ExecEvent{}, err
+	}
+}
+
+// Close stops following; the process goes on and its output is dropped.
+func (e *Exec) Close() {
+	if e.timer != nil && e.done {
+		e.timer.Stop()
+	}
+	e.s.Close()
+}
+
+// Input writes all of r to a process's standard input or terminal, and
+// returns when the process's pipe has taken it.
+func (g *Guest) Input(ctx context.Context, ref channel.ProcessRef, r io.Reader) error {
+	s, err := g.mux.Open(ctx, channel.MethodInput, ref)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if _, err := io.Copy(s.Writer(ctx, channel.TagInput), r); err != nil {
+		return guestError(ctx, s, err)
+	}
+	if err := s.CloseSend(); err != nil {
+		return err
+	}
+	_, err = channel.RecvReply[channel.Empty](ctx, s, channel.MethodInput)
+	return err
+}
+
+// guestError prefers the guest's own reason for a broken stream.
+func guestError(ctx context.Context, s *channel.Stream, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, _, why := s.Recv(ctx); why != nil && !errors.Is(why, io.EOF) && airlock.CodeOf(why) != airlock.Internal {
+		return why
+	}
+	return err
+}
+
+// CloseStdin closes a process's standard input.
+func (g *Guest) CloseStdin(ctx context.Context, ref channel.ProcessRef) error {
+	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodCloseStdin, ref)
+	return err
+}
+
+// Signal sends a signal to a process and everything it started.
+func (g *Guest) Signal(ctx context.Context, ref channel.ProcessRef, signal int) error {
+	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodSignal, channel.SignalRequest{ProcessRef: ref, Signal: signal})
+	return err
+}
+
+// Resize sets the size of a process's terminal.
+func (g *Guest) Resize(ctx context.Context, ref channel.ProcessRef, size channel.Size) error {
+	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodResize, channel.ResizeRequest{ProcessRef: ref, Size: size})
+	return err
+}
+
+// Processes lists the processes that were started through the API and run.
+func (g *Guest) Processes(ctx context.Context) ([]channel.ProcessInfo, error) {
+	return channel.CallAll[channel.ProcessInfo](ctx, g.mux, channel.MethodProcesses, channel.Empty{}, maxEntries)
+}
+
+// ReadFile opens a file; the caller reads and closes it. The entry's size is
+// what stat said and may differ from what is read (procfs says 0).
+func (g *Guest) ReadFile(ctx context.Context, req channel.ReadRequest) (channel.Entry, io.ReadCloser, error) {
+	s, err := g.mux.Open(ctx, channel.MethodRead, req)
+	if err != nil {
+		return channel.Entry{}, nil, err
+	}
+	entry, err := channel.RecvReply[channel.Entry](ctx, s, channel.MethodRead)
+	if err != nil {
+		s.Close()
+		return channel.Entry{}, nil, err
+	}
+	return entry, fileReader{s.Reader(ctx, channel.TagData), s}, nil
+}
+
+type fileReader struct {
+	io.Reader
+	s *channel.Stream
+}
+
+func (f fileReader) Close() error { f.s.Close(); return nil }
+
+// WriteFile replaces a file's contents with all of r. When r or the guest
+// fails, the file is as it was.
+func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Reader) (channel.Entry, error) {
+	s, err := g.mux.Open(ctx, channel.MethodWrite, req)
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	defer s.Close()
+	w := s.Writer(ctx, channel.TagData)
+	buf := make([]byte, channel.MaxPayload)
+	for {
+		n, rerr := r.Read(buf)
+		if n > 0 {
+			if _, err := w.Write(buf[:n]); err != nil {
+				return channel.Entry{}, guestError(ctx, s, err)
+			}
+		}
+		if rerr == io.EOF {
+			break
+		}
+		if rerr != nil {
+			return channel.Entry{}, rerr // Close resets the stream: the guest drops the upload
+		}
+	}
+	if err := s.CloseSend(); err != nil {
+		return channel.Entry{}, err
+	}
+	return channel.RecvReply[channel.Entry](ctx, s, channel.MethodWrite)
+}
+
+// Stat describes a path.
+func (g *Guest) Stat(ctx context.Context, req channel.PathRequest) (channel.Entry, error) {
+	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodStat, req)
+}
+
+// Mkdir makes a directory and its parents.
+func (g *Guest) Mkdir(ctx context.Context, req channel.PathRequest) (channel.Entry, error) {
+	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodMkdir, req)
+}
+
+// Remove removes a path and all below it.
+func (g *Guest) Remove(ctx context.Context, req channel.PathRequest) error {
+	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodRemove, req)
+	return err
+}
+
+// Move renames a path.
+func (g *Guest) Move(ctx context.Context, req channel.MoveRequest) (channel.Entry, error) {
+	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodMove, req)
+}
+
+// ListDir lists a directory.
+func (g *Guest) ListDir(ctx context.Context, req channel.ListDirRequest) ([]channel.Entry, error) {
+	return channel.CallAll[channel.Entry](ctx, g.mux, channel.MethodListDir, req, maxEntries)
+}
+
+// Usage returns the guest's view of what the sandbox uses.
+func (g *Guest) Usage(ctx context.Context) (channel.Usage, error) {
+	return channel.Call[channel.Usage](ctx, g.mux, channel.MethodUsage, channel.Empty{})
+}
