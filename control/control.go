@@ -8,9 +8,21 @@ package control
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/channel"
+	"airlock.dev/airlock/cluster"
+	"airlock.dev/airlock/image"
+	"airlock.dev/airlock/isolation"
 )
 
 // CreateRequest is what a client asks for.
@@ -26,27 +38,540 @@ type CreateRequest struct {
 // MaxTimeout is the longest life that can be asked for at one time.
 const MaxTimeout = 24 * time.Hour
 
-// Sandboxes holds all sandboxes of this host.
-type Sandboxes struct{}
+// baseTemplates are the names of the one template there is: the host image.
+// The code interpreter's name is among them so that its SDK starts; its
+// kernels come with their own image.
+var baseTemplates = []string{"base", "host", "code-interpreter-v1"}
+
+// Config is what Sandboxes works with.
+type Config struct {
+	Store  cluster.Store
+	Driver isolation.Driver
+	Image  image.Image
+	Host   Capacity // of all sandboxes together
+	Team   Capacity // of one team's
+	Log    *slog.Logger
+}
+
+// Sandboxes holds all sandboxes of this host. Open it with New, then Recover,
+// then call anything; Close at the end.
+type Sandboxes struct {
+	cfg       Config
+	admission *admission
+	epoch     uint64
+
+	mu     sync.Mutex
+	live   map[string]*live
+	closed bool
+	wg     sync.WaitGroup // one for each live sandbox's watcher
+}
+
+// live is a sandbox that runs.
+type live struct {
+	box isolation.Sandbox
+	mux *channel.Mux
+	log *events
+
+	mu      sync.Mutex
+	sandbox airlock.Sandbox
+	changed chan struct{} // a new EndAt; capacity 1
+	kill    chan struct{} // closed to end it
+	killed  bool
+	gone    chan struct{} // closed when nothing of it is left
+	outcome airlock.Outcome
+}
+
+// New opens the sandboxes of a host and begins a new epoch: what an earlier
+// server said to a guest is over.
+func New(ctx context.Context, cfg Config) (*Sandboxes, error) {
+	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), live: map[string]*live{}}
+	err := cfg.Store.Update(ctx, func(tx cluster.Tx) error {
+		value, err := tx.Get("epoch")
+		if err != nil {
+			return err
+		}
+		c.epoch = 0
+		if value != nil {
+			if err := json.Unmarshal(value, &c.epoch); err != nil {
+				return fmt.Errorf("read epoch: %w", err)
+			}
+		}
+		c.epoch++
+		value, err = json.Marshal(c.epoch)
+		if err != nil {
+			return err
+		}
+		return tx.Put("epoch", value)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("begin an epoch: %w", err)
+	}
+	return c, nil
+}
+
+const prefix = "sandbox/"
+
+// greetTimeout is how long a guest may take to answer, on a busy host too.
+const greetTimeout = 30 * time.Second
+
+// Recover finds the sandboxes of the server before: those that run keep their
+// lease, all others are removed. It must have returned before anything is served.
+func (c *Sandboxes) Recover(ctx context.Context) error {
+	var records []airlock.Sandbox
+	for after := ""; ; {
+		page, err := c.cfg.Store.Range(ctx, prefix, after, 500)
+		if err != nil {
+			return fmt.Errorf("read sandboxes: %w", err)
+		}
+		for _, p := range page {
+			var sb airlock.Sandbox
+			if err := json.Unmarshal(p.Value, &sb); err != nil {
+				return fmt.Errorf("read %s: %w", p.Key, err)
+			}
+			records = append(records, sb)
+			after = p.Key
+		}
+		if len(page) == 0 {
+			break
+		}
+	}
+	var wg sync.WaitGroup
+	for _, sb := range records {
+		wg.Go(func() {
+			if err := c.adopt(ctx, sb); err != nil {
+				c.cfg.Log.Warn("a sandbox did not survive the restart", "sandbox", sb.ID, "state", sb.State, "err", err)
+			}
+		})
+	}
+	wg.Wait()
+	swept, err := c.cfg.Driver.Sweep(ctx, func(id string) bool { return c.find(id) != nil })
+	if err != nil {
+		return fmt.Errorf("sweep: %w", err)
+	}
+	for _, sb := range records {
+		if c.find(sb.ID) == nil {
+			if err := c.forget(ctx, sb.ID); err != nil {
+				return err
+			}
+		}
+	}
+	if len(records)+len(swept) > 0 {
+		c.cfg.Log.Info("recovered", "sandboxes", len(c.live), "remembered", len(records), "swept", len(swept))
+	}
+	return nil
+}
+
+func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
+	if sb.State != airlock.Running {
+		return errors.New("it was not running")
+	}
+	if !time.Now().Before(sb.EndAt) {
+		return errors.New("its time is over")
+	}
+	box, err := c.cfg.Driver.Recover(ctx, sb.ID)
+	if err != nil {
+		return err
+	}
+	mux, err := c.greet(ctx, box, sb)
+	if err != nil {
+		return err
+	}
+	c.admission.adopt(sb.Team, sb.Limits)
+	c.watch(newLive(sb, box, mux))
+	return nil
+}
+
+// greet opens the channel for this server and tells the guest its settings.
+func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock.Sandbox) (*channel.Mux, error) {
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	defer cancel()
+	conn, err := box.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	mux, err := channel.Dial(ctx, conn, c.epoch)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	env := map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sb.ID, "E2B_TEMPLATE_ID": sb.TemplateID}
+	for k, v := range sb.Env {
+		env[k] = v
+	}
+	_, err = channel.Call[channel.HelloReply](ctx, mux, channel.MethodHello, channel.Hello{
+		SandboxID: sb.ID, Env: env, MemoryBytes: int64(sb.Limits.MemoryMB) << 20, Processes: sb.Limits.Processes, OpenFiles: sb.Limits.OpenFiles,
+	})
+	if err != nil {
+		mux.Close()
+		return nil, fmt.Errorf("greet the guest: %w", err)
+	}
+	return mux, nil
+}
+
+func newLive(sb airlock.Sandbox, box isolation.Sandbox, mux *channel.Mux) *live {
+	return &live{box: box, mux: mux, sandbox: sb, log: &events{}, changed: make(chan struct{}, 1), kill: make(chan struct{}), gone: make(chan struct{})}
+}
+
+func newID() string {
+	// 26 base32 characters carry 130 random bits; 20 of them are E2B's length.
+	return "i" + strings.ToLower(rand.Text())[:20]
+}
 
 // Create starts a sandbox for p's team and returns when commands can be sent.
-func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateRequest) (airlock.Sandbox, error)
+func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateRequest) (airlock.Sandbox, error) {
+	if req.Template == "" {
+		req.Template = baseTemplates[0]
+	}
+	if !slices.Contains(baseTemplates, req.Template) {
+		return airlock.Sandbox{}, &airlock.Error{Code: airlock.NotFound, Field: "templateID", Message: fmt.Sprintf("template '%s' not found", req.Template), Hint: "use base"}
+	}
+	if err := validTimeout(req.Timeout); err != nil {
+		return airlock.Sandbox{}, err
+	}
+	limits := req.Limits.WithDefaults(airlock.DefaultLimits)
+	if err := limits.Validate(); err != nil {
+		return airlock.Sandbox{}, err
+	}
+	if err := c.admission.reserve(p.Team, limits); err != nil {
+		return airlock.Sandbox{}, err
+	}
+	sb := airlock.Sandbox{
+		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
+		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
+	}
+	sb.EndAt = sb.StartedAt.Add(req.Timeout)
+	l, err := c.start(ctx, sb)
+	if err != nil {
+		c.admission.release(p.Team, limits)
+		return airlock.Sandbox{}, err
+	}
+	return l.get(), nil
+}
+
+func validTimeout(d time.Duration) error {
+	if d <= 0 {
+		return airlock.Invalidf("timeout", "give whole seconds from 1 on", "Timeout must be greater than 0")
+	}
+	if d > MaxTimeout {
+		return airlock.Invalidf("timeout", "ask for less and extend it while the sandbox runs", "Timeout cannot be greater than %d hours", MaxTimeout/time.Hour)
+	}
+	return nil
+}
+
+// start writes down that a sandbox begins before it does, so that a server
+// that dies in between leaves nothing unknown.
+func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox) (_ *live, err error) {
+	if err := c.remember(ctx, sb); err != nil {
+		return nil, err
+	}
+	var box isolation.Sandbox
+	defer func() {
+		if err == nil {
+			return
+		}
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), greetTimeout)
+		defer cancel()
+		if box != nil {
+			err = errors.Join(err, box.Destroy(undo))
+		}
+		err = errors.Join(err, c.forget(undo, sb.ID))
+	}()
+	box, err = c.cfg.Driver.Create(ctx, isolation.Spec{ID: sb.ID, RootFS: c.cfg.Image.RootFS, Guest: c.cfg.Image.Guest, Hostname: "sandbox", Limits: sb.Limits})
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox: %w", err)
+	}
+	mux, err := c.greet(ctx, box, sb)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox: %w", err)
+	}
+	sb.State = airlock.Running
+	// The lease begins when the client can use it.
+	lease := sb.EndAt.Sub(sb.StartedAt)
+	sb.EndAt = time.Now().UTC().Add(lease)
+	if err := c.remember(ctx, sb); err != nil {
+		mux.Close()
+		return nil, err
+	}
+	l := newLive(sb, box, mux)
+	l.log.add("info", "sandbox created", nil)
+	c.watch(l)
+	return l, nil
+}
+
+func (c *Sandboxes) remember(ctx context.Context, sb airlock.Sandbox) error {
+	value, err := json.Marshal(sb)
+	if err != nil {
+		return fmt.Errorf("encode sandbox: %w", err)
+	}
+	if err := c.cfg.Store.Update(ctx, func(tx cluster.Tx) error { return tx.Put(prefix+sb.ID, value) }); err != nil {
+		return fmt.Errorf("remember sandbox: %w", err)
+	}
+	return nil
+}
+
+func (c *Sandboxes) forget(ctx context.Context, id string) error {
+	if err := c.cfg.Store.Update(ctx, func(tx cluster.Tx) error { return tx.Delete(prefix + id) }); err != nil {
+		return fmt.Errorf("forget sandbox: %w", err)
+	}
+	return nil
+}
+
+// watch makes a sandbox visible and ends it when its time is over, when it is
+// killed, or when it ended by itself.
+func (c *Sandboxes) watch(l *live) {
+	c.mu.Lock()
+	c.live[l.get().ID] = l
+	c.wg.Add(1)
+	c.mu.Unlock()
+	go func() {
+		defer c.wg.Done()
+		c.follow(l)
+	}()
+}
+
+func (c *Sandboxes) follow(l *live) {
+	ended := make(chan isolation.Exit, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var waiter sync.WaitGroup
+	defer waiter.Wait()
+	waiter.Go(func() {
+		if exit, err := l.box.Wait(ctx); err == nil {
+			ended <- exit
+		}
+	})
+	outcome := airlock.SandboxKilled
+	channelGone := l.mux.Done()
+	timer := time.NewTimer(time.Until(l.get().EndAt))
+	defer timer.Stop()
+wait:
+	for {
+		select {
+		case exit := <-ended:
+			outcome = exit.Outcome
+			c.cfg.Log.Info("a sandbox ended by itself", "sandbox", l.get().ID, "outcome", exit.Outcome, "detail", exit.Detail)
+			break wait
+		case <-channelGone:
+			// The guest is gone or broke the protocol; give its kernel a
+			// moment to end by itself, for the right reason.
+			outcome = airlock.SandboxFailed
+			channelGone = nil
+			timer.Reset(time.Second)
+			continue
+		case <-l.kill:
+			break wait
+		case <-l.changed:
+		case <-timer.C:
+		}
+		if left := time.Until(l.get().EndAt); left > 0 && channelGone != nil {
+			timer.Reset(left)
+		} else {
+			break wait
+		}
+	}
+	l.mu.Lock()
+	l.sandbox.State = airlock.Killing
+	l.outcome = outcome
+	l.mu.Unlock()
+	c.end(l, outcome)
+}
+
+// end removes a sandbox. What fails is tried again until it works: a sandbox
+// that is not gone still holds its reservation.
+func (c *Sandboxes) end(l *live, outcome airlock.Outcome) {
+	id := l.get().ID
+	l.mux.Close()
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		err := l.box.Destroy(ctx)
+		if err == nil {
+			err = c.forget(ctx, id)
+		}
+		cancel()
+		if err == nil {
+			break
+		}
+		c.cfg.Log.Error("end a sandbox; trying again", "sandbox", id, "err", err)
+		c.mu.Lock()
+		closed := c.closed
+		c.mu.Unlock()
+		if closed {
+			break // the next start sweeps
+		}
+		time.Sleep(wait)
+	}
+	c.mu.Lock()
+	delete(c.live, id)
+	c.mu.Unlock()
+	c.admission.release(l.get().Team, l.get().Limits)
+	close(l.gone)
+	c.cfg.Log.Debug("sandbox ended", "sandbox", id, "outcome", outcome)
+}
+
+func (l *live) get() airlock.Sandbox {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sandbox
+}
+
+func (l *live) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.killed {
+		l.killed = true
+		close(l.kill)
+	}
+}
+
+func (c *Sandboxes) find(id string) *live {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.live[id]
+}
+
+// lookup returns a running sandbox that p may see. One of another team is as
+// absent as one that never was.
+func (c *Sandboxes) lookup(p airlock.Principal, id string) (*live, error) {
+	l := c.find(id)
+	if l == nil || l.get().Team != p.Team || l.get().State != airlock.Running {
+		return nil, airlock.Errorf(airlock.NotFound, "Sandbox %q doesn't exist or you don't have access to it", id)
+	}
+	return l, nil
+}
 
 // Get returns a sandbox of p's team.
-func (c *Sandboxes) Get(ctx context.Context, p airlock.Principal, id string) (airlock.Sandbox, error)
+func (c *Sandboxes) Get(ctx context.Context, p airlock.Principal, id string) (airlock.Sandbox, error) {
+	l, err := c.lookup(p, id)
+	if err != nil {
+		return airlock.Sandbox{}, err
+	}
+	return l.get(), nil
+}
 
 // List returns the running sandboxes of p's team, newest first.
-func (c *Sandboxes) List(ctx context.Context, p airlock.Principal) ([]airlock.Sandbox, error)
+func (c *Sandboxes) List(ctx context.Context, p airlock.Principal) ([]airlock.Sandbox, error) {
+	c.mu.Lock()
+	var all []airlock.Sandbox
+	for _, l := range c.live {
+		if sb := l.get(); sb.Team == p.Team && sb.State == airlock.Running {
+			all = append(all, sb)
+		}
+	}
+	c.mu.Unlock()
+	slices.SortFunc(all, func(a, b airlock.Sandbox) int {
+		if n := b.StartedAt.Compare(a.StartedAt); n != 0 {
+			return n
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return all, nil
+}
 
 // Kill ends a sandbox and returns when nothing of it is left.
-func (c *Sandboxes) Kill(ctx context.Context, p airlock.Principal, id string) error
+func (c *Sandboxes) Kill(ctx context.Context, p airlock.Principal, id string) error {
+	l, err := c.lookup(p, id)
+	if err != nil {
+		return err
+	}
+	l.end()
+	select {
+	case <-l.gone:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // SetTimeout sets the end of life to d from now; d of 0 or less is now.
-func (c *Sandboxes) SetTimeout(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
+func (c *Sandboxes) SetTimeout(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error) {
+	return c.lease(ctx, p, id, d, false)
+}
 
 // Extend sets the end of life to d from now unless it is later already.
-func (c *Sandboxes) Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
+func (c *Sandboxes) Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error) {
+	return c.lease(ctx, p, id, d, true)
+}
+
+func (c *Sandboxes) lease(ctx context.Context, p airlock.Principal, id string, d time.Duration, onlyLonger bool) (airlock.Sandbox, error) {
+	l, err := c.lookup(p, id)
+	if err != nil {
+		return airlock.Sandbox{}, err
+	}
+	if d > 0 || onlyLonger {
+		if err := validTimeout(d); err != nil {
+			return airlock.Sandbox{}, err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	end := time.Now().UTC().Add(max(d, 0))
+	if onlyLonger && end.Before(l.sandbox.EndAt) {
+		return l.sandbox, nil
+	}
+	if l.sandbox.State != airlock.Running {
+		return airlock.Sandbox{}, airlock.Errorf(airlock.NotFound, "Sandbox %q doesn't exist or you don't have access to it", id)
+	}
+	sb := l.sandbox
+	sb.EndAt = end
+	if err := c.remember(ctx, sb); err != nil {
+		return airlock.Sandbox{}, err
+	}
+	l.sandbox = sb
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+	return sb, nil
+}
 
 // Open returns the way into a running sandbox, of any team: the caller has
 // checked its AccessToken or does so with what Open returns.
-func (c *Sandboxes) Open(ctx context.Context, id string) (*Guest, error)
+func (c *Sandboxes) Open(ctx context.Context, id string) (*Guest, error) {
+	l := c.find(id)
+	if l == nil || l.get().State != airlock.Running {
+		return nil, airlock.Errorf(airlock.Gone, "The sandbox was not found")
+	}
+	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, ended: l.why}, nil
+}
+
+// why waits a moment for the reason of an end that has begun.
+func (l *live) why() airlock.Outcome {
+	select {
+	case <-l.gone:
+	case <-time.After(3 * time.Second):
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.outcome == "" {
+		return airlock.SandboxFailed
+	}
+	return l.outcome
+}
+
+// Logs returns what happened to a sandbox of p's team, oldest first.
+func (c *Sandboxes) Logs(ctx context.Context, p airlock.Principal, id string) ([]Event, error) {
+	l, err := c.lookup(p, id)
+	if err != nil {
+		return nil, err
+	}
+	return l.log.list(), nil
+}
+
+// Close ends all sandboxes if end is set and returns when every watcher has
+// returned. Without end the sandboxes go on for the next server.
+func (c *Sandboxes) Close(end bool) {
+	c.mu.Lock()
+	c.closed = true
+	all := make([]*live, 0, len(c.live))
+	for _, l := range c.live {
+		all = append(all, l)
+	}
+	c.mu.Unlock()
+	if !end {
+		return
+	}
+	for _, l := range all {
+		l.end()
+	}
+	c.wg.Wait()
+}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +21,7 @@ type Guest struct {
 	Sandbox airlock.Sandbox
 
 	mux   *channel.Mux
+	log   *events
 	ended func() airlock.Outcome // why the sandbox ended; called once mux is done
 }
 
@@ -61,8 +64,21 @@ type Exec struct {
 // Start starts a process. After timeout, if it is not 0, its whole tree is
 // killed and it ends with the outcome Timeout.
 func (g *Guest) Start(ctx context.Context, req channel.StartRequest, timeout time.Duration) (*Exec, error) {
-	return g.exec(ctx, channel.MethodStart, req, timeout)
+	e, err := g.exec(ctx, channel.MethodStart, req, timeout)
+	command := strings.Join(append([]string{req.Cmd}, req.Args...), " ")
+	fields := map[string]string{"command": command[:min(len(command), maxLogged)], "user": req.User}
+	if err != nil {
+		fields["error"] = err.Error()
+		g.log.add("error", "exec refused", fields)
+		return nil, err
+	}
+	fields["pid"] = strconv.Itoa(int(e.PID()))
+	g.log.add("info", "exec started", fields)
+	return e, nil
 }
+
+// maxLogged bounds a command in the sandbox's log.
+const maxLogged = 256
 
 // Attach follows a process that runs already, from now on. The timeout ends
 // the following, as E2B has it, by killing the process too.
@@ -178,6 +194,7 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 	if out.Outcome != airlock.Exited {
 		out.ExitCode = -1
 	}
+	e.g.log.add("info", "exec ended", map[string]string{"pid": strconv.Itoa(int(e.ref.PID)), "outcome": string(out.Outcome), "exitCode": strconv.Itoa(out.ExitCode)})
 	switch out.Outcome {
 	case airlock.Exited:
 		if out.ExitCode != 0 {
