@@ -48,9 +48,12 @@ func ValidSandboxID(id string) bool { return sandboxID.MatchString(id) }
 // Network is a client's wish about egress. It can only narrow what the
 // operator allows; in this version every sandbox has loopback only.
 type Network struct {
-	AllowInternet *bool    `json:"allowInternet,omitempty"`
-	AllowOut      []string `json:"allowOut,omitempty"`
-	DenyOut       []string `json:"denyOut,omitempty"`
+	AllowInternet      *bool    `json:"allowInternet,omitempty"`
+	AllowOut           []string `json:"allowOut,omitempty"`           // addresses, networks, domains; they win over DenyOut
+	DenyOut            []string `json:"denyOut,omitempty"`            // addresses and networks
+	AllowPublicTraffic *bool    `json:"allowPublicTraffic,omitempty"` // to its ports; nil is yes
+	MaskRequestHost    string   `json:"maskRequestHost,omitempty"`    // Host of requests to its ports
+	HTTPSPorts         []int    `json:"httpsPorts,omitempty"`         // ports that speak TLS themselves
 }
 
 // Limits bound one sandbox. The zero value of a field means the default.
