@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/client"
+)
+
+// Keys are the API keys of a server: those of one that runs, or of a data
+// directory that none uses.
+type Keys interface {
+	CreateKey(ctx context.Context, team string, role airlock.Role, name string) (client.Key, error)
+	ListKeys(ctx context.Context) ([]client.Key, error)
+	RevokeKey(ctx context.Context, id string) error
+}
+
+// withKeys calls do with the keys of the server, or else of the data directory.
+func (a *app) withKeys(ctx context.Context, do func(Keys) error) error {
+	c, err := a.connect()
+	if err != nil {
+		return err
+	}
+	if c != nil {
+		return do(c)
+	}
+	if a.OpenKeys == nil {
+		_, err := a.server()
+		return err
+	}
+	keys, closeKeys, err := a.OpenKeys(ctx, a.dataDir)
+	if err != nil {
+		return err
+	}
+	err = do(keys)
+	if closeErr := closeKeys(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+func (a *app) keys() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "key",
+		Aliases: []string{"keys"},
+		Short:   "Create and revoke API keys",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cmd.Help()
+		},
+	}
+	var team, role, name string
+	create := &cobra.Command{
+		Use:   "create",
+		Short: "Create a key and print its secret, which is not shown again",
+		Long: `Create makes a key and prints its secret. Only a hash of it is kept: it is not
+shown again. A team sees its own sandboxes only. The roles do not include each
+other:
+
+  client    runs sandboxes of its team
+  operator  administers the installation
+  approver  approves; runs nothing
+  auditor   reads the trail; runs nothing`,
+		Example: `  export E2B_API_KEY=$(airlock key create --team research --name ci)`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := airlock.ParseRole(role)
+			if err != nil {
+				return airlock.Invalidf("--role", "use client, operator, approver or auditor", "--role: unknown role %q", role)
+			}
+			return a.withKeys(cmd.Context(), func(k Keys) error {
+				key, err := k.CreateKey(cmd.Context(), team, r, name)
+				if err != nil {
+					return err
+				}
+				return a.print(key, func(w io.Writer) { fmt.Fprintln(w, key.Secret) })
+			})
+		},
+	}
+	create.Flags().StringVar(&team, "team", "default", "the team whose sandboxes it opens")
+	create.Flags().StringVar(&role, "role", string(airlock.Client), "what it may do: client, operator, approver or auditor")
+	create.Flags().StringVar(&name, "name", "", "a label for you")
+	list := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the keys, without their secrets",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withKeys(cmd.Context(), func(k Keys) error {
+				keys, err := k.ListKeys(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if a.json {
+					for _, key := range keys {
+						if err := a.print(key, nil); err != nil {
+							return err
+						}
+					}
+					return nil
+				}
+				w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
+				fmt.Fprintln(w, "ID\tTEAM\tROLE\tCREATED\tNAME")
+				for _, key := range keys {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", key.ID, key.Team, key.Role, key.CreatedAt.Format("2006-01-02 15:04"), printable(key.Name))
+				}
+				return w.Flush()
+			})
+		},
+	}
+	revoke := &cobra.Command{
+		Use:   "revoke ID",
+		Short: "Revoke a key: it is refused from the next request on",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withKeys(cmd.Context(), func(k Keys) error {
+				if err := k.RevokeKey(cmd.Context(), args[0]); err != nil {
+					return err
+				}
+				return a.print(map[string]string{"revoked": args[0]}, func(io.Writer) {})
+			})
+		},
+	}
+	cmd.AddCommand(create, list, revoke)
+	return cmd
+}

@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/doctor"
+)
+
+func (a *app) serve() *cobra.Command {
+	var o ServeOptions
+	var maxMemory string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the server: an API for sandboxes on this machine",
+		Long: `Serve runs the API, which the official E2B SDKs speak, and keeps its state in
+--data-dir. It listens on the loopback address only, unless it has a TLS
+certificate. On this machine its operator needs no key: the commands use the
+socket in the data directory. Everyone else needs one from ` + "`airlock key create`" + `.
+
+It refuses to start on a machine that cannot run sandboxes and says what to do;
+` + "`airlock doctor`" + ` says it at any time.`,
+		Example: `  airlock serve
+  airlock serve --listen 127.0.0.1:0 --data-dir /srv/airlock
+  airlock serve --listen :8443 --tls-cert cert.pem --tls-key key.pem --domain sandbox.example.org`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.DataDir, o.JSON = a.dataDir, a.json
+			if err := checkListen(o); err != nil {
+				return err
+			}
+			if maxMemory != "" {
+				var err error
+				if o.MaxMemoryMB, err = parseMB("--max-memory", maxMemory); err != nil {
+					return err
+				}
+			}
+			if strings.ContainsAny(o.Domain, "/ ") {
+				return airlock.Invalidf("--domain", "give a host name such as sandbox.example.org", "--domain: %q is no host name", o.Domain)
+			}
+			if err := doctor.Fatal(a.Required(cmd.Context(), a.dataDir)); err != nil {
+				return err
+			}
+			return a.Serve(cmd.Context(), o)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.Listen, "listen", "127.0.0.1:3000", "address; any but a loopback one needs TLS; port 0 takes a free one")
+	flags.StringVar(&o.TLSCert, "tls-cert", "", "file with the certificate chain, PEM")
+	flags.StringVar(&o.TLSKey, "tls-key", "", "file with its key, PEM")
+	flags.StringVar(&o.Domain, "domain", "", "what sandboxes' host names end in")
+	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
+	return cmd
+}
+
+// checkListen refuses to offer sandboxes to a network in the clear.
+func checkListen(o ServeOptions) error {
+	host, port, err := net.SplitHostPort(o.Listen)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return airlock.Invalidf("--listen", "give HOST:PORT, such as 127.0.0.1:3000", "--listen: %q is no address", o.Listen)
+	}
+	if (o.TLSCert == "") != (o.TLSKey == "") {
+		return airlock.Invalidf("--tls-cert", "give both files", "--tls-cert and --tls-key belong together")
+	}
+	for _, f := range []struct{ flag, file string }{{"--tls-cert", o.TLSCert}, {"--tls-key", o.TLSKey}} {
+		if f.file == "" {
+			continue
+		}
+		r, err := os.Open(f.file)
+		if err != nil {
+			return notReadable(f.flag, f.file, err)
+		}
+		r.Close()
+	}
+	if o.TLSCert == "" && !loopback(host) {
+		return airlock.Invalidf("--listen", "give --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy that speaks TLS",
+			"--listen: %s is open to other machines, and keys and code would travel in the clear", o.Listen)
+	}
+	return nil
+}
+
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.Unmap().IsLoopback()
+}
+
+func (a *app) doctor() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine offers and what to do about each lack",
+		Long: `Doctor looks at this machine by trying: it makes a user namespace, a cgroup and
+a KVM guest, and undoes them. A server refuses to start where something fails
+here; a warning costs something or stops a later part.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			findings := a.Check(cmd.Context(), a.dataDir)
+			failed := false
+			for _, f := range findings {
+				failed = failed || f.State == doctor.Fail
+				err := a.print(f, func(w io.Writer) {
+					fmt.Fprintf(w, "%-5s %-16s %s\n", f.State, f.Name, f.Detail)
+					if f.Remedy != "" {
+						fmt.Fprintf(w, "      %-16s → %s\n", "", f.Remedy)
+					}
+				})
+				if err != nil {
+					return err
+				}
+			}
+			if failed {
+				a.note("this machine cannot run sandboxes yet")
+				return &exit{code: exitFailure}
+			}
+			return nil
+		},
+	}
+}
+
+func (a *app) version() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return a.print(map[string]string{"version": a.Version}, func(w io.Writer) { fmt.Fprintln(w, "airlock", a.Version) })
+		},
+	}
+}

@@ -1,0 +1,33 @@
+package cli
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"airlock.dev/airlock"
+)
+
+// parseMB reads a size such as 512MB, 1.5GiB or 2g into MiB, rounded up. K, M,
+// G and T are powers of 1024 with or without B or iB; no unit means MiB.
+func parseMB(flag, s string) (int, error) {
+	text := strings.ToLower(strings.TrimSpace(s))
+	number := strings.TrimRight(text, "bikmgt ")
+	unit := strings.TrimSpace(text[len(number):])
+	scale, known := map[string]float64{
+		"": 1, "b": 1.0 / (1 << 20),
+		"k": 1.0 / (1 << 10), "kb": 1.0 / (1 << 10), "kib": 1.0 / (1 << 10),
+		"m": 1, "mb": 1, "mib": 1,
+		"g": 1 << 10, "gb": 1 << 10, "gib": 1 << 10,
+		"t": 1 << 20, "tb": 1 << 20, "tib": 1 << 20,
+	}[unit]
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || !known || !(n > 0) || strings.ContainsAny(number, "xpe_n") {
+		return 0, airlock.Invalidf(flag, "give a size such as 512MB or 2GiB", "%s: %q is not a size", flag, s)
+	}
+	mb := math.Ceil(n * scale)
+	if mb > math.MaxInt32 {
+		return 0, airlock.Invalidf(flag, "give a size such as 512MB or 2GiB", "%s: %q is too large", flag, s)
+	}
+	return int(mb), nil
+}
