@@ -1,0 +1,343 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/doctor"
+)
+
+// room is a Runner that does as it is told.
+type room struct {
+	opened  RunOptions
+	files   map[string]string
+	modes   map[string]os.FileMode
+	execs   []ExecRequest
+	stdin   string
+	out     []string // written to standard output, each by itself
+	result  ExecResult
+	execErr error
+	hang    bool
+	closed  int
+}
+
+func (r *room) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
+	r.execs = append(r.execs, req)
+	if r.hang {
+		<-ctx.Done()
+		return ExecResult{}, ctx.Err()
+	}
+	if req.Stdin != nil {
+		b, _ := io.ReadAll(req.Stdin)
+		r.stdin = string(b)
+	}
+	for _, s := range r.out {
+		io.WriteString(req.Stdout, s)
+	}
+	io.WriteString(req.Stderr, "err\n")
+	return r.result, r.execErr
+}
+
+func (r *room) Upload(_ context.Context, path string, src io.Reader, mode os.FileMode) error {
+	b, err := io.ReadAll(src)
+	r.files[path], r.modes[path] = string(b), mode
+	return err
+}
+
+func (r *room) Download(context.Context, string, io.Writer) error { return errors.New("not used") }
+func (r *room) Close() error                                      { r.closed++; return nil }
+
+// command is one call of the command.
+type command struct {
+	room        *room
+	stdin       string
+	required    []doctor.Finding
+	serve       func(ServeOptions) error
+	out, errOut string
+}
+
+func newCommand() *command {
+	return &command{room: &room{files: map[string]string{}, modes: map[string]os.FileMode{}, result: ExecResult{Outcome: airlock.Exited}}}
+}
+
+func (c *command) run(t *testing.T, ctx context.Context, args ...string) int {
+	t.Helper()
+	for _, name := range []string{"AIRLOCK_API_URL", "AIRLOCK_API_KEY"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("AIRLOCK_DATA_DIR", t.TempDir())
+	var out, errOut bytes.Buffer
+	code := Main(ctx, Deps{
+		Version: "v1.2.3",
+		Serve:   func(_ context.Context, o ServeOptions) error { return c.serve(o) },
+		RunLocal: func(_ context.Context, o RunOptions) (Runner, error) {
+			c.room.opened = o
+			return c.room, nil
+		},
+		Check:    func(context.Context, string) []doctor.Finding { return c.required },
+		Required: func(context.Context, string) []doctor.Finding { return c.required },
+		Stdin:    strings.NewReader(c.stdin), Stdout: &out, Stderr: &errOut,
+	}, args)
+	c.out, c.errOut = out.String(), errOut.String()
+	return code
+}
+
+func TestRunLocal(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "job.py")
+	data := filepath.Join(dir, "data:1.csv")
+	tool := filepath.Join(dir, "tool")
+	for name, mode := range map[string]os.FileMode{program: 0o644, data: 0o600, tool: 0o755} {
+		if err := os.WriteFile(name, []byte(filepath.Base(name)), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := newCommand()
+	c.stdin = "input"
+	c.room.out = []string{"a\xffb"}
+	c.room.result.ExitCode = 7
+	code := c.run(t, t.Context(), "run", program, "--file", data, "--file", tool+":bin/", "-e", "A=b=c", "--timeout", "30s",
+		"--cpu", "0.5", "--memory", "1GiB", "--disk", "64MB", "--processes", "9", "--", "--json", "x")
+	if code != 7 || c.out != "a\xffb" || c.errOut != "err\n" {
+		t.Errorf("code %d, out %q, err %q", code, c.out, c.errOut)
+	}
+	r := c.room
+	want := airlock.DefaultLimits
+	want.CPUs, want.MemoryMB, want.DiskMB, want.Processes = 0.5, 1024, 64, 9
+	if r.opened.Limits != want || r.opened.Life != 90*time.Second {
+		t.Errorf("opened with %+v", r.opened)
+	}
+	if r.files["/home/user/job.py"] != "job.py" || r.files["/home/user/data:1.csv"] != "data:1.csv" || r.files["/home/user/bin/tool"] != "tool" {
+		t.Errorf("files are %v", r.files)
+	}
+	if r.modes["/home/user/bin/tool"] != 0o755 || r.modes["/home/user/data:1.csv"] != 0 {
+		t.Errorf("modes are %v", r.modes)
+	}
+	e := r.execs[0]
+	if e.Cmd != "python3" || strings.Join(e.Args, " ") != "/home/user/job.py --json x" || e.User != "user" || e.Cwd != "/home/user" ||
+		e.Env["A"] != "b=c" || e.Timeout != 30*time.Second || r.stdin != "input" {
+		t.Errorf("exec is %+v, stdin %q", e, r.stdin)
+	}
+	if r.closed != 1 {
+		t.Errorf("closed %d times", r.closed)
+	}
+}
+
+func TestRunFromStdin(t *testing.T) {
+	c := newCommand()
+	c.stdin = "#!/usr/bin/env node\nconsole.log(1)"
+	if code := c.run(t, t.Context(), "run", "-", "--", "arg"); code != 0 {
+		t.Fatalf("code %d: %s", code, c.errOut)
+	}
+	e := c.room.execs[0]
+	if e.Cmd != "node" || strings.Join(e.Args, " ") != "/home/user/main.js arg" || e.Stdin != nil {
+		t.Errorf("exec is %+v", e)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, test := range []struct {
+		result ExecResult
+		code   int
+		says   string
+	}{
+		{ExecResult{ExitCode: 0, Outcome: airlock.Exited}, 0, ""},
+		{ExecResult{ExitCode: 255, Outcome: airlock.Exited, Message: "exit status 255"}, 255, ""},
+		{ExecResult{ExitCode: -1, Outcome: airlock.Signaled, Signal: "SIGSEGV"}, 139, ""},
+		{ExecResult{ExitCode: -1, Outcome: airlock.Signaled, Signal: "SIGTERM"}, 143, ""},
+		{ExecResult{ExitCode: -1, Outcome: airlock.Signaled, Signal: "nonsense"}, 137, ""},
+		{ExecResult{ExitCode: -1, Outcome: airlock.Timeout, Message: "too long"}, 124, "too long"},
+		{ExecResult{ExitCode: -1, Outcome: airlock.OOM, Message: "no memory"}, 137, "no memory"},
+		{ExecResult{ExitCode: -1, Outcome: airlock.SandboxOOM}, 137, "sandbox_oom"},
+		{ExecResult{ExitCode: -1, Outcome: airlock.OutputLimit, Message: "too much"}, 137, "too much"},
+		{ExecResult{ExitCode: -1, Outcome: airlock.SandboxKilled, Message: "killed"}, 137, "killed"},
+		{ExecResult{ExitCode: -1, Outcome: airlock.SandboxFailed, Message: "failed"}, 125, "failed"},
+	} {
+		c := newCommand()
+		c.room.result = test.result
+		code := c.run(t, t.Context(), "run", "-c", "1", "-l", "python")
+		want := "err\n"
+		if test.says != "" {
+			want += "airlock: " + test.says + "\n"
+		}
+		if code != test.code || c.errOut != want {
+			t.Errorf("%+v: code %d, says %q", test.result, code, c.errOut)
+		}
+	}
+}
+
+func TestRunFailures(t *testing.T) {
+	c := newCommand()
+	c.room.execErr = airlock.Errorf(airlock.NotFound, "ruby: not found")
+	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "ruby"); code != 125 || !strings.Contains(c.errOut, "image may lack ruby") || c.room.closed != 1 {
+		t.Errorf("code %d, %q, closed %d", code, c.errOut, c.room.closed)
+	}
+	c = newCommand()
+	c.required = []doctor.Finding{{Name: "user", State: doctor.Fail, Detail: "runs as uid 5", Remedy: "be root"}}
+	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "sh"); code != 125 || !strings.Contains(c.errOut, "runs as uid 5") || !strings.Contains(c.errOut, "hint: be root") || c.room.execs != nil {
+		t.Errorf("unfit machine: code %d, %q", code, c.errOut)
+	}
+}
+
+func TestInterruptEndsTheSandbox(t *testing.T) {
+	c := newCommand()
+	c.room.hang = true
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if code := c.run(t, ctx, "run", "-c", "1", "-l", "sh"); code != 130 || c.room.closed != 1 {
+		t.Errorf("code %d, closed %d", code, c.room.closed)
+	}
+}
+
+func TestRunJSON(t *testing.T) {
+	c := newCommand()
+	c.room.out = []string{"ä\xc3", "\xa4<", "\xff\xfe", "\xe2\x82"}
+	c.room.result = ExecResult{ExitCode: -1, Outcome: airlock.Timeout, Message: "too long"}
+	if code := c.run(t, t.Context(), "run", "--json", "-c", "1", "-l", "sh"); code != 124 || c.errOut != "" {
+		t.Errorf("code %d, err %q", code, c.errOut)
+	}
+	want := `{"type":"stdout","text":"ä"}
+{"type":"stdout","text":"ä<"}
+{"type":"stdout","base64":"//4="}
+{"type":"stderr","text":"err\n"}
+{"type":"stdout","base64":"4oI="}
+{"type":"end","exitCode":-1,"outcome":"timeout","message":"too long"}
+`
+	if c.out != want {
+		t.Errorf("got\n%s", c.out)
+	}
+}
+
+func TestErrorsAreJSONToo(t *testing.T) {
+	for _, args := range [][]string{
+		{"run", "--json"},
+		{"run", "--no-such-flag", "--json"},
+		{"--json", "run", "-c", "1", "--cpu", "900", "-l", "sh"},
+		{"sandbox", "kill", "../x", "--json"},
+		{"nonsense", "--json"},
+	} {
+		c := newCommand()
+		code := c.run(t, t.Context(), args...)
+		var e struct{ Error problem }
+		if err := json.Unmarshal([]byte(c.errOut), &e); err != nil || e.Error.Code != airlock.Invalid || e.Error.Message == "" || e.Error.Hint == "" || c.out != "" {
+			t.Errorf("%v: %q", args, c.errOut)
+		}
+		if want := map[bool]int{true: 125, false: 1}[strings.Contains(strings.Join(args, " "), "run")]; code != want {
+			t.Errorf("%v: code %d", args, code)
+		}
+	}
+}
+
+func TestServeOptions(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
+	os.WriteFile(cert, nil, 0o600)
+	os.WriteFile(key, nil, 0o600)
+	for _, test := range []struct {
+		args []string
+		says string // "" is accepted
+	}{
+		{nil, ""},
+		{[]string{"--listen", "127.0.0.1:0"}, ""},
+		{[]string{"--listen", "[::1]:3000"}, ""},
+		{[]string{"--listen", "localhost:3000"}, ""},
+		{[]string{"--listen", "[::ffff:127.0.0.1]:3000"}, ""},
+		{[]string{"--listen", ":8443", "--tls-cert", cert, "--tls-key", key}, ""},
+		{[]string{"--listen", ":8443"}, "in the clear"},
+		{[]string{"--listen", "0.0.0.0:3000"}, "in the clear"},
+		{[]string{"--listen", "192.0.2.1:3000"}, "in the clear"},
+		{[]string{"--listen", "localhost.example.org:3000"}, "in the clear"},
+		{[]string{"--listen", "3000"}, "is no address"},
+		{[]string{"--listen", "127.0.0.1:99999"}, "is no address"},
+		{[]string{"--tls-cert", cert}, "belong together"},
+		{[]string{"--tls-cert", cert, "--tls-key", key + "x"}, "does not exist"},
+		{[]string{"--max-memory", "lots"}, "--max-memory"},
+	} {
+		c := newCommand()
+		served := false
+		c.serve = func(o ServeOptions) error { served = true; return nil }
+		code := c.run(t, t.Context(), append([]string{"serve"}, test.args...)...)
+		if served != (test.says == "") || (code == 0) != served || !strings.Contains(c.errOut, test.says) {
+			t.Errorf("%v: code %d, served %v, %q", test.args, code, served, c.errOut)
+		}
+	}
+	c := newCommand()
+	c.required = []doctor.Finding{{Name: "cgroups", State: doctor.Fail, Detail: "none", Remedy: "mount them"}}
+	if code := c.run(t, t.Context(), "serve"); code != 1 || !strings.Contains(c.errOut, "cgroups: none") {
+		t.Errorf("unfit machine: code %d, %q", code, c.errOut)
+	}
+}
+
+func TestLanguages(t *testing.T) {
+	for _, test := range []struct{ flag, file, code, want string }{
+		{"", "a.py", "", "python"},
+		{"", "a.PY", "", "python"},
+		{"", "a.mjs", "", "node"},
+		{"", "a.ts", "", "typescript"},
+		{"", "a.go", "", "go"},
+		{"js", "a.py", "", "node"},
+		{"Python3", "", "", "python"},
+		{"", "a.txt", "#!/usr/bin/python3.11 -u\n", "python"},
+		{"", "a.py", "#!/bin/bash", "bash"},
+		{"", "", "#!/usr/bin/env -S A=b perl -w\n", "perl"},
+		{"", "a.sh", "#!/opt/odd\n", "sh"},
+		{"sh", "", "#!/usr/bin/ruby\n", "sh"},
+		{"", "a.txt", "print(1)", ""},
+		{"", "", "print(1)", ""},
+		{"", "", "#!", ""},
+		{"", "", "#!/usr/bin/env", ""},
+		{"cobol", "a.py", "", ""},
+	} {
+		l, err := languageOf(test.flag, test.file, []byte(test.code))
+		if l.name != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%+v: %q, %v", test, l.name, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "python, node, typescript, bash, sh, perl, ruby, go") {
+			t.Errorf("%+v: %v does not list the languages", test, err)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for s, want := range map[string]int{
+		"512": 512, "512MB": 512, "512MiB": 512, "512m": 512, "1.5GiB": 1536, "2g": 2048, "1 GB": 1024, "1T": 1 << 20, "1": 1,
+		"1048576B": 1, "1b": 1, "1025K": 2,
+		"": 0, "MB": 0, "-1": 0, "0": 0, "NaN": 0, "inf": 0, "1e3": 0, "0x10": 0, "1XB": 0, "1MBM": 0, "1_0": 0, "99999999T": 0, "five": 0,
+	} {
+		got, err := parseMB("--memory", s)
+		if got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v", s, got, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "--memory") {
+			t.Errorf("%q: %v does not name the flag", s, err)
+		}
+	}
+}
+
+func TestEveryCommandHasHelp(t *testing.T) {
+	a := &app{}
+	for _, cmd := range allCommands(a.root()) {
+		if cmd.Short == "" || cmd.RunE == nil || cmd.Args == nil {
+			t.Errorf("%s: short %q, run %v, args %v", cmd.CommandPath(), cmd.Short, cmd.RunE != nil, cmd.Args != nil)
+		}
+	}
+}
+
+func TestPlaces(t *testing.T) {
+	for s, want := range map[string]place{
+		"i1:a": {"i1", "a"}, "i1:/a:b": {"i1", "/a:b"}, "i1:": {"i1", ""}, "./i1:a": {"", "./i1:a"}, "a": {"", "a"}, "-": {"", "-"}, "I1:a": {"", "I1:a"},
+	} {
+		if got := parsePlace(s); got != want {
+			t.Errorf("%q: %+v", s, got)
+		}
+	}
+}
