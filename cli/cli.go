@@ -50,6 +50,12 @@ type Deps struct {
 	// RunLocal starts one sandbox in this process, without a server. Closing
 	// the Runner ends it and leaves nothing behind.
 	RunLocal func(ctx context.Context, o RunOptions) (Runner, error)
+	// EnterLocal, if set, comes in place of RunLocal: it runs this command
+	// line again where RunLocal can be called, and returns its exit code.
+	EnterLocal func(ctx context.Context) (int, error)
+	// Inside says that a process of ours, which has looked at the machine,
+	// started this one.
+	Inside bool
 
 	// OpenKeys opens the keys of a data directory that no server uses.
 	OpenKeys func(ctx context.Context, dataDir string) (k Keys, closeKeys func() error, err error)
@@ -132,7 +138,7 @@ type app struct {
 
 // Main runs the command with the arguments after its name and returns its
 // exit code. It is over soon after ctx ends.
-func Main(ctx context.Context, d Deps, args []string) int {
+func Main(ctx context.Context, args []string, d Deps) int {
 	if d.Stdin == nil {
 		d.Stdin = os.Stdin
 	}

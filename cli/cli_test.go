@@ -62,6 +62,8 @@ type command struct {
 	stdin       string
 	required    []doctor.Finding
 	serve       func(ServeOptions) error
+	enter       func() (int, error)
+	openErr     error
 	out, errOut string
 }
 
@@ -76,17 +78,22 @@ func (c *command) run(t *testing.T, ctx context.Context, args ...string) int {
 	}
 	t.Setenv("AIRLOCK_DATA_DIR", t.TempDir())
 	var out, errOut bytes.Buffer
-	code := Main(ctx, Deps{
+	var enter func(context.Context) (int, error)
+	if c.enter != nil {
+		enter = func(context.Context) (int, error) { return c.enter() }
+	}
+	code := Main(ctx, args, Deps{
 		Version: "v1.2.3",
 		Serve:   func(_ context.Context, o ServeOptions) error { return c.serve(o) },
 		RunLocal: func(_ context.Context, o RunOptions) (Runner, error) {
 			c.room.opened = o
-			return c.room, nil
+			return c.room, c.openErr
 		},
-		Check:    func(context.Context, string) []doctor.Finding { return c.required },
-		Required: func(context.Context, string) []doctor.Finding { return c.required },
-		Stdin:    strings.NewReader(c.stdin), Stdout: &out, Stderr: &errOut,
-	}, args)
+		EnterLocal: enter,
+		Check:      func(context.Context, string) []doctor.Finding { return c.required },
+		Required:   func(context.Context, string) []doctor.Finding { return c.required },
+		Stdin:      strings.NewReader(c.stdin), Stdout: &out, Stderr: &errOut,
+	})
 	c.out, c.errOut = out.String(), errOut.String()
 	return code
 }
@@ -181,10 +188,46 @@ func TestRunFailures(t *testing.T) {
 	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "ruby"); code != 125 || !strings.Contains(c.errOut, "image may lack ruby") || c.room.closed != 1 {
 		t.Errorf("code %d, %q, closed %d", code, c.errOut, c.room.closed)
 	}
-	c = newCommand()
+}
+
+// The machine is looked at when something failed, not on the way of every run.
+func TestUnfitMachine(t *testing.T) {
+	c := newCommand()
 	c.required = []doctor.Finding{{Name: "user", State: doctor.Fail, Detail: "runs as uid 5", Remedy: "be root"}}
-	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "sh"); code != 125 || !strings.Contains(c.errOut, "runs as uid 5") || !strings.Contains(c.errOut, "hint: be root") || c.room.execs != nil {
-		t.Errorf("unfit machine: code %d, %q", code, c.errOut)
+	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "sh"); code != 0 {
+		t.Errorf("a run that works: code %d, %q", code, c.errOut)
+	}
+	c.openErr = errors.New("operation not permitted")
+	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "sh"); code != 125 || !strings.Contains(c.errOut, "runs as uid 5") || !strings.Contains(c.errOut, "hint: be root") {
+		t.Errorf("code %d, %q", code, c.errOut)
+	}
+	c.required = nil
+	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "sh"); code != 125 || !strings.Contains(c.errOut, "operation not permitted") {
+		t.Errorf("code %d, %q", code, c.errOut)
+	}
+}
+
+func TestEnterLocal(t *testing.T) {
+	entered := 0
+	c := newCommand()
+	c.stdin = "print(1)"
+	c.enter = func() (int, error) { entered++; return 9, nil }
+	for _, args := range [][]string{{"run", "-c", "1", "-l", "sh"}, {"run", "-", "-l", "sh"}} {
+		if code := c.run(t, t.Context(), args...); code != 9 || c.errOut != "" {
+			t.Errorf("%v: code %d, %q", args, code, c.errOut)
+		}
+	}
+	if entered != 2 || c.room.execs != nil {
+		t.Errorf("entered %d times, ran %v", entered, c.room.execs)
+	}
+	c.run(t, t.Context(), "run", "/none.py")
+	c.run(t, t.Context(), "run", "-c", "1", "--cpu", "-1", "-l", "sh")
+	if entered != 2 {
+		t.Error("entered with a bad command line")
+	}
+	c.enter = func() (int, error) { return 0, errors.New("no namespaces") }
+	if code := c.run(t, t.Context(), "run", "-c", "1", "-l", "sh"); code != 125 || !strings.Contains(c.errOut, "no namespaces") {
+		t.Errorf("code %d, %q", code, c.errOut)
 	}
 }
 

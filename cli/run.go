@@ -221,11 +221,28 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 	if err != nil {
 		return err
 	}
-	p, err := a.readProgram(f, file, args)
+	c, err := a.connect()
 	if err != nil {
 		return err
 	}
-	runner, err := a.newRunner(ctx, limits, min(f.timeout+lifeAfter, maxLife))
+	enter := c == nil && a.EnterLocal != nil
+	var p program
+	if fromStdin := file != nil && *file == "-"; !enter || !fromStdin { // else it is there to read for who is entered
+		if p, err = a.readProgram(f, file, args); err != nil {
+			return err
+		}
+	}
+	if enter {
+		code, err := a.EnterLocal(ctx)
+		if err != nil {
+			return a.diagnose(ctx, err)
+		}
+		if code != 0 {
+			return &exit{code: code}
+		}
+		return nil
+	}
+	runner, err := a.newRunner(ctx, c, limits, min(f.timeout+lifeAfter, maxLife))
 	if err != nil {
 		return err
 	}
@@ -243,23 +260,32 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 	return a.end(result)
 }
 
-// newRunner makes the sandbox: on the server, or in this process if none runs.
-func (a *app) newRunner(ctx context.Context, limits airlock.Limits, life time.Duration) (Runner, error) {
-	c, err := a.connect()
-	if err != nil {
-		return nil, err
-	}
+// newRunner makes the sandbox: on the server c, or in this process if c is nil.
+func (a *app) newRunner(ctx context.Context, c *client.Client, limits airlock.Limits, life time.Duration) (Runner, error) {
 	if c != nil {
 		s, err := c.Create(ctx, client.CreateRequest{Timeout: life, Limits: limits, Metadata: map[string]string{"airlock.run": "true"}})
 		if err != nil {
-			return nil, err
+			return nil, err // not s: a nil of its type is no nil Runner
 		}
 		return s, nil
 	}
-	if err := doctor.Fatal(a.Required(ctx, a.dataDir)); err != nil {
-		return nil, err
+	runner, err := a.RunLocal(ctx, RunOptions{DataDir: a.dataDir, Limits: limits, Life: life})
+	if err != nil {
+		return nil, a.diagnose(ctx, err)
 	}
-	return a.RunLocal(ctx, RunOptions{DataDir: a.dataDir, Limits: limits, Life: life})
+	return runner, nil
+}
+
+// diagnose prefers what is wrong with this machine to the error that followed
+// from it. Looking takes time, so that runs which work do not.
+func (a *app) diagnose(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	if why := doctor.Fatal(a.Required(ctx, a.dataDir)); why != nil {
+		return why
+	}
+	return err
 }
 
 func (a *app) runProgram(ctx context.Context, runner Runner, p program, vars map[string]string, timeout time.Duration) (ExecResult, error) {

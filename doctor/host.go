@@ -199,10 +199,6 @@ func dataDirectory(dir string) Finding {
 	if free < leastDisk {
 		return fail(name, detail, fmt.Sprintf("free at least %s, or name a directory on a larger disk with --data-dir", bytes(leastDisk)))
 	}
-	if closed := closedParent(dir); closed != "" {
-		return warn(name, detail+"; "+closed+" cannot be passed by other users",
-			"`chmod o+x "+closed+"`: a sandbox's processes are a host user without any right, and may have to pass it to reach their own files")
-	}
 	switch {
 	case fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC:
 		return warn(name, detail+", on a memory filesystem", "name a directory on a disk with --data-dir: what sandboxes write would take memory, and the state is lost at the next boot")
@@ -210,20 +206,6 @@ func dataDirectory(dir string) Finding {
 		return warn(name, detail, fmt.Sprintf("free some space: each sandbox may write 1 GiB by default, and creates are refused when less than that is left; %s or more is comfortable", bytes(goodDisk)))
 	}
 	return ok(name, detail)
-}
-
-// closedParent returns the outermost existing directory above dir that only
-// its owner or group may pass.
-func closedParent(dir string) string {
-	var closed string
-	for at := filepath.Dir(dir); ; at = filepath.Dir(at) {
-		if info, err := os.Stat(at); err == nil && info.Mode().Perm()&0o001 == 0 {
-			closed = at
-		}
-		if at == filepath.Dir(at) {
-			return closed
-		}
-	}
 }
 
 // What one idle sandbox costs the host, measured, with the guest and gVisor's
