@@ -1,0 +1,522 @@
+package guest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/channel"
+	"golang.org/x/sys/unix"
+)
+
+// files makes the file calls of one user, in a process with that user's
+// rights. It checks no permission itself: the kernel does.
+type files struct {
+	user     account // only home is used
+	accounts accounts
+}
+
+// ServeFiles is the main loop of a file helper: it serves file calls on conn
+// with the rights of this process until conn ends. Relative paths begin at
+// home; names of owners come from the files in etc.
+func ServeFiles(conn io.ReadWriteCloser, home, etc string) error {
+	// The user whose rights these are may not trace the process. It could
+	// only gain what it has, but it need not see other callers' data.
+	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	unix.Umask(0o022)
+	f := &files{account{home: home}, accounts(etc)}
+	return channel.Serve(conn, f.handle)
+}
+
+func (f *files) handle(ctx context.Context, s *channel.Stream, method string, req []byte) error {
+	switch method {
+	case methodPing:
+		return channel.SendReply(ctx, s, channel.Empty{})
+	case channel.MethodStat:
+		return call(ctx, s, req, f.stat)
+	case channel.MethodMkdir:
+		return call(ctx, s, req, f.mkdir)
+	case channel.MethodRemove:
+		return call(ctx, s, req, f.remove)
+	case channel.MethodMove:
+		return call(ctx, s, req, f.move)
+	case channel.MethodListDir:
+		return f.list(ctx, s, req)
+	case channel.MethodRead:
+		return f.read(ctx, s, req)
+	case channel.MethodWrite:
+		return f.write(ctx, s, req)
+	}
+	return airlock.Errorf(airlock.Unimplemented, "the guest does not know the method %q", method)
+}
+
+// fileError makes a client's error of the kernel's.
+func fileError(path string, err error) error {
+	var coded *airlock.Error
+	if err == nil || errors.As(err, &coded) {
+		return err
+	}
+	path = clip(path)
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	switch errno {
+	case unix.ENOENT:
+		return airlock.Errorf(airlock.NotFound, "path '%s' does not exist", path).Because(err)
+	case unix.EACCES, unix.EPERM:
+		return airlock.Errorf(airlock.Denied, "permission denied for path '%s'", path).Because(err)
+	case unix.ENOSPC, unix.EDQUOT:
+		return &airlock.Error{Code: airlock.NoSpace, Message: "no space is left on the sandbox's disk", Hint: "remove files or ask for more with limits.diskMB", Err: err}
+	case unix.EISDIR:
+		return isDirectory(path)
+	case unix.ENOTDIR:
+		return airlock.Invalidf("path", "", "path '%s' leads through something that is not a directory", path)
+	case unix.ENAMETOOLONG:
+		return airlock.Invalidf("path", "names have at most 255 bytes and paths 4095", "path '%s' is too long", path)
+	case unix.ELOOP:
+		return airlock.Invalidf("path", "", "path '%s' has too many symbolic links", path)
+	case unix.EROFS:
+		return airlock.Errorf(airlock.Denied, "path '%s' is on a read-only file system", path).Because(err)
+	case unix.EXDEV:
+		return airlock.Invalidf("destination", "copy and remove instead", "path '%s' is on another file system", path)
+	case unix.ENOTEMPTY, unix.EEXIST, unix.EBUSY, unix.ETXTBSY:
+		return airlock.Errorf(airlock.Conflict, "path '%s' is in the way or in use: %s", path, errno.Error()).Because(err)
+	case unix.EMFILE, unix.ENFILE, unix.ENOMEM:
+		return &airlock.Error{Code: airlock.Exhausted, Message: "too many files are open in this sandbox", Hint: "wait for some calls to end", Err: err}
+	case 0:
+		return airlock.Errorf(airlock.Internal, "path '%s' could not be used", path).Because(err)
+	}
+	return airlock.Errorf(airlock.Invalid, "path '%s' could not be used: %s", path, errno.Error()).Because(err)
+}
+
+func isDirectory(path string) error {
+	return airlock.Invalidf("path", "", "path '%s' is a directory", clip(path))
+}
+
+// describer makes entries; it reads the names of owners once.
+type describer struct{ users, groups map[uint32]string }
+
+func (f *files) describer() describer {
+	return describer{f.accounts.names("passwd"), f.accounts.names("group")}
+}
+
+func (d describer) entry(path string) (channel.Entry, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return channel.Entry{}, fileError(path, err)
+	}
+	e := channel.Entry{
+		Name: info.Name(), Path: path, Type: typeOf(info.Mode()), Size: info.Size(),
+		Mode: uint32(info.Mode().Perm()), Permissions: info.Mode().String(), ModifiedTime: info.ModTime().UTC(),
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		e.Owner, e.Group = named(d.users, st.Uid), named(d.groups, st.Gid)
+	}
+	if info.Mode()&fs.ModeSymlink != 0 {
+		e.Type = channel.Unknown
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			e.SymlinkTarget = target
+			if info, err := os.Stat(target); err == nil {
+				e.Type = typeOf(info.Mode())
+			}
+		} else if target, err := os.Readlink(path); err == nil {
+			if !filepath.IsAbs(target) {
+				target = filepath.Join(filepath.Dir(path), target)
+			}
+			e.SymlinkTarget = filepath.Clean(target)
+		}
+	}
+	return e, nil
+}
+
+// typeOf calls everything that is no directory and no symlink a file:
+// devices, pipes and sockets have no type of their own in Entry.
+func typeOf(m fs.FileMode) channel.EntryType {
+	switch {
+	case m.IsDir():
+		return channel.Directory
+	case m&fs.ModeSymlink != 0:
+		return channel.Unknown
+	}
+	return channel.File
+}
+
+func named(names map[uint32]string, id uint32) string {
+	if name, ok := names[id]; ok {
+		return name
+	}
+	return strconv.FormatUint(uint64(id), 10)
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func (f *files) stat(req channel.PathRequest) (channel.Entry, error) {
+	path, err := f.user.absolute(req.Path)
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	return f.describer().entry(path)
+}
+
+func (f *files) mkdir(req channel.PathRequest) (channel.Entry, error) {
+	path, err := f.user.absolute(req.Path)
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	if info, err := os.Stat(path); err == nil {
+		if info.IsDir() {
+			return channel.Entry{}, airlock.Errorf(airlock.Exists, "directory '%s' already exists", clip(path))
+		}
+		return channel.Entry{}, airlock.Invalidf("path", "", "path '%s' already exists and is not a directory", clip(path))
+	}
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return channel.Entry{}, fileError(path, err)
+	}
+	return f.describer().entry(path)
+}
+
+func (f *files) remove(req channel.PathRequest) (channel.Empty, error) {
+	path, err := f.user.absolute(req.Path)
+	if err != nil {
+		return channel.Empty{}, err
+	}
+	if path == "/" {
+		return channel.Empty{}, airlock.Invalidf("path", "name something below it", "path '/' cannot be removed")
+	}
+	err = os.RemoveAll(path)
+	if errors.Is(err, unix.ENOTDIR) { // below a file: it is missing, and that is fine
+		err = nil
+	}
+	return channel.Empty{}, fileError(path, err)
+}
+
+func (f *files) move(req channel.MoveRequest) (channel.Entry, error) {
+	source, err := f.user.absolute(req.Source)
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	destination, err := f.user.absolute(req.Destination)
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	if _, err := os.Lstat(source); err != nil {
+		return channel.Entry{}, fileError(source, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(destination), 0o755); err != nil {
+		return channel.Entry{}, fileError(destination, err)
+	}
+	if err := unix.Rename(source, destination); err != nil {
+		return channel.Entry{}, fileError(destination, err)
+	}
+	return f.describer().entry(destination)
+}
+
+// dirMost bounds the names of one directory that are held to be sorted.
+const dirMost = 100_000
+
+func (f *files) list(ctx context.Context, s *channel.Stream, body []byte) error {
+	var req channel.ListDirRequest
+	if err := decode(body, &req); err != nil {
+		return err
+	}
+	path, err := f.user.absolute(req.Path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fileError(path, err)
+	}
+	if !info.IsDir() {
+		return airlock.Invalidf("path", "", "path '%s' is not a directory", clip(path))
+	}
+	names, err := readNames(path)
+	if err != nil {
+		return fileError(path, err)
+	}
+	return walk(ctx, s, f.describer(), path, names, max(req.Depth, 1))
+}
+
+// walk sends the entries of a directory. What vanishes or may not be read
+// below the first level is left out. Its depth ends where paths get too long.
+func walk(ctx context.Context, s *channel.Stream, d describer, dir string, names []string, depth int) error {
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		entry, err := d.entry(path)
+		if err != nil {
+			continue
+		}
+		if err := channel.SendReply(ctx, s, entry); err != nil {
+			return err
+		}
+		if depth > 1 && entry.Type == channel.Directory && entry.SymlinkTarget == "" {
+			if below, err := readNames(path); err == nil {
+				if err := walk(ctx, s, d, path, below, depth-1); err != nil {
+					return err
+				}
+			} else if airlock.CodeOf(err) == airlock.TooLarge {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func readNames(dir string) ([]string, error) {
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(dirMost + 1)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	if len(names) > dirMost {
+		return nil, airlock.Errorf(airlock.TooLarge, "directory '%s' has more than %d entries", clip(dir), dirMost)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+func (f *files) read(ctx context.Context, s *channel.Stream, body []byte) error {
+	var req channel.ReadRequest
+	if err := decode(body, &req); err != nil {
+		return err
+	}
+	path, err := f.user.absolute(req.Path)
+	if err != nil {
+		return err
+	}
+	if req.Offset < 0 || req.Length < 0 {
+		return airlock.Invalidf("offset", "use 0 or more", "offset or length is negative")
+	}
+	// Without blocking: a named pipe must not hold the call up.
+	fd, err := unix.Open(path, unix.O_RDONLY|nonblock, 0)
+	if err != nil {
+		return fileError(path, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fileError(path, err)
+	}
+	if err := readable(path, st.Mode); err != nil {
+		return err
+	}
+	entry, err := f.describer().entry(path)
+	if err != nil {
+		return err
+	}
+	if req.Offset > 0 {
+		if _, err := unix.Seek(fd, req.Offset, io.SeekStart); err != nil {
+			return airlock.Invalidf("offset", "read from the beginning", "path '%s' cannot be read from an offset", clip(path))
+		}
+	}
+	if err := channel.SendReply(ctx, s, entry); err != nil {
+		return err
+	}
+	buf := make([]byte, channel.MaxPayload)
+	for left := req.Length; ; { // to the end, whatever stat said: procfs says 0
+		part := buf
+		if req.Length > 0 {
+			part = buf[:min(int64(len(buf)), left)]
+		}
+		if len(part) == 0 {
+			return nil
+		}
+		n, err := unix.Read(fd, part)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN, err == nil && n == 0:
+			return nil
+		case err != nil:
+			return fileError(path, err)
+		}
+		if err := s.Send(ctx, channel.TagData, part[:n]); err != nil {
+			return err
+		}
+		left -= int64(n)
+	}
+}
+
+// readable refuses what has no contents to transfer.
+func readable(path string, mode uint32) error {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG, unix.S_IFCHR:
+		return nil
+	case unix.S_IFDIR:
+		return isDirectory(path)
+	}
+	return airlock.Invalidf("path", "", "path '%s' is not a regular file", clip(path))
+}
+
+// write replaces a file's contents. A regular file is replaced by renaming,
+// so that it is whole at any time and an upload that breaks off leaves the
+// old one; it keeps its mode and its owner. Where renaming would change more
+// than the contents (the file has other hard links, or an owner whom we may
+// not give a file) or the directory takes no new file, it is overwritten in
+// place, and a broken upload leaves a part.
+func (f *files) write(ctx context.Context, s *channel.Stream, body []byte) error {
+	var req channel.WriteRequest
+	if err := decode(body, &req); err != nil {
+		return err
+	}
+	path, err := f.user.absolute(req.Path)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fileError(path, err)
+	}
+	target, err := followLinks(path)
+	if err != nil {
+		return fileError(path, err)
+	}
+	w, err := openWriter(target, req.Mode)
+	if err != nil {
+		return fileError(path, err)
+	}
+	for {
+		tag, data, err := s.Recv(ctx)
+		if err == io.EOF {
+			break
+		}
+		if err == nil && tag != channel.TagData {
+			err = airlock.Errorf(airlock.Invalid, "the upload has a message that is not data")
+		}
+		if err == nil {
+			_, err = w.file.Write(data)
+		}
+		if err != nil {
+			w.abort()
+			return fileError(path, err)
+		}
+	}
+	if err := w.commit(); err != nil {
+		return fileError(path, err)
+	}
+	entry, err := f.describer().entry(path)
+	if err != nil {
+		return err
+	}
+	return channel.SendReply(ctx, s, entry)
+}
+
+// followLinks resolves symlinks of the last element only, so that a file is
+// written through a link and the link stays; the kernel resolves the rest.
+func followLinks(path string) (string, error) {
+	for range 40 {
+		target, err := os.Readlink(path)
+		if err != nil { // not a link, or nothing there
+			return path, nil
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Dir(path) + "/" + target // not cleaned: ".." is relative to where dir leads
+		}
+		path = target
+	}
+	return "", unix.ELOOP
+}
+
+type writer struct {
+	file   *os.File
+	temp   string // "" when written in place
+	target string
+	mode   uint32 // set at the end; 0 leaves it
+}
+
+func openWriter(target string, mode uint32) (*writer, error) {
+	mode &= 0o7777
+	var st unix.Stat_t
+	err := unix.Lstat(target, &st)
+	exists := err == nil
+	if err != nil && err != unix.ENOENT {
+		return nil, err
+	}
+	if exists {
+		if err := readable(target, st.Mode); err != nil {
+			return nil, err
+		}
+		// Whoever may not write the file may not replace it either.
+		fd, err := unix.Open(target, unix.O_WRONLY|unix.O_NOFOLLOW|nonblock, 0)
+		if err != nil && err != unix.ETXTBSY {
+			return nil, err
+		}
+		if err == nil {
+			unix.Close(fd)
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFCHR {
+			return inPlace(target, 0)
+		}
+		if st.Nlink > 1 {
+			return inPlace(target, mode)
+		}
+		if mode == 0 {
+			mode = st.Mode & 0o7777
+		}
+	} else if mode == 0 {
+		mode = 0o644
+	}
+	temp := filepath.Dir(target) + "/.airlock-upload-" + rand.Text()
+	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if exists && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) {
+		return inPlace(target, mode)
+	}
+	if err != nil {
+		return nil, err
+	}
+	w := &writer{file, temp, target, mode}
+	var now unix.Stat_t
+	if exists && (unix.Fstat(int(file.Fd()), &now) != nil || now.Uid != st.Uid || now.Gid != st.Gid) {
+		if err := file.Chown(int(st.Uid), int(st.Gid)); err != nil {
+			w.abort()
+			return inPlace(target, mode)
+		}
+	}
+	return w, nil
+}
+
+func inPlace(target string, mode uint32) (*writer, error) {
+	file, err := os.OpenFile(target, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|nonblock, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &writer{file: file, target: target, mode: mode}, nil
+}
+
+func (w *writer) abort() {
+	w.file.Close()
+	if w.temp != "" {
+		os.Remove(w.temp)
+	}
+}
+
+func (w *writer) commit() error {
+	if w.mode != 0 {
+		if err := unix.Fchmod(int(w.file.Fd()), w.mode); err != nil && w.temp != "" {
+			w.abort()
+			return err
+		}
+	}
+	if err := w.file.Close(); err != nil {
+		w.abort()
+		return err
+	}
+	if w.temp == "" {
+		return nil
+	}
+	if err := unix.Rename(w.temp, w.target); err != nil {
+		os.Remove(w.temp)
+		return err
+	}
+	return nil
+}

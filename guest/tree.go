@@ -1,0 +1,266 @@
+package guest
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// tree attributes processes to the exec that started them. Parents are not
+// enough: a daemon's parent is PID 1. So what is known of a process is kept
+// while it lives, looked at often, and told by, in this order: what was known
+// before, its parent, the leader of its session, the tag in its environment.
+// A process that escapes all four (double fork, setsid and a cleared
+// environment, all between two looks) is nobody's; it ends with the sandbox.
+type tree struct {
+	wake chan struct{}
+
+	mu       sync.Mutex
+	owners   map[int]owned // every process seen in the last look
+	sessions map[int]*exec // by session id, also of leaders that have ended
+}
+
+type owned struct {
+	start uint64
+	exec  *exec // nil: nobody's
+}
+
+type process struct {
+	pid, parent, session int
+	start                uint64 // tells two users of one pid apart
+	state                byte
+	exec                 *exec
+}
+
+const (
+	lookEvery = 100 * time.Millisecond
+	// lookShare bounds what looking costs: 1/lookShare of one processor.
+	lookShare = 20
+)
+
+func (t *tree) init() {
+	t.owners = map[int]owned{}
+	t.sessions = map[int]*exec{}
+	t.wake = make(chan struct{}, 1)
+}
+
+// readSmall reads the beginning of a file of /proc with few system calls.
+func readSmall(path string, buf []byte) []byte {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, buf)
+	if err != nil {
+		return nil
+	}
+	return buf[:n]
+}
+
+func readProcess(pid int) (process, bool) {
+	var buf [1024]byte
+	b := readSmall("/proc/"+strconv.Itoa(pid)+"/stat", buf[:])
+	i := bytes.LastIndexByte(b, ')') // the name before it is the process's own choice
+	if i < 0 {
+		return process{}, false
+	}
+	f := strings.Fields(string(b[i+1:]))
+	if len(f) < 20 {
+		return process{}, false
+	}
+	p := process{pid: pid, state: f[0][0]}
+	p.parent, _ = strconv.Atoi(f[1])
+	p.session, _ = strconv.Atoi(f[3])
+	p.start, _ = strconv.ParseUint(f[19], 10, 64)
+	return p, true
+}
+
+// pids lists all processes but PID 1 (or whoever runs the guest).
+func (g *guest) pids() []int {
+	fd, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	var pids []int
+	buf := make([]byte, 16<<10)
+	for {
+		n, err := unix.ReadDirent(fd, buf)
+		if err != nil || n <= 0 {
+			return pids
+		}
+		var names []string
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+		for _, name := range names {
+			if pid, err := strconv.Atoi(name); err == nil && pid != g.self {
+				pids = append(pids, pid)
+			}
+		}
+	}
+}
+
+// look reads the process table and attributes every process.
+func (g *guest) look() []process {
+	g.tree.mu.Lock()
+	defer g.tree.mu.Unlock()
+	t := &g.tree
+	g.mu.Lock()
+	mains := make(map[int]*exec, len(g.execs))
+	tags := make(map[string]*exec, len(g.execs))
+	for pid, e := range g.execs {
+		if !e.exited {
+			mains[pid] = e
+		}
+		tags[e.id] = e
+		t.sessions[pid] = e // it called setsid before it ran
+	}
+	g.mu.Unlock()
+
+	table := map[int]*process{}
+	for _, pid := range g.pids() {
+		if p, ok := readProcess(pid); ok {
+			table[pid] = &p
+		}
+	}
+	done := make(map[int]bool, len(table))
+	var resolve func(p *process) *exec
+	resolve = func(p *process) *exec {
+		if done[p.pid] {
+			return p.exec
+		}
+		done[p.pid] = true // before the recursion: parents that changed meanwhile could form a ring
+		known, seen := t.owners[p.pid]
+		switch {
+		case mains[p.pid] != nil:
+			p.exec = mains[p.pid]
+		case seen && known.start == p.start:
+			p.exec = known.exec
+		default:
+			if parent := table[p.parent]; parent != nil {
+				p.exec = resolve(parent)
+			}
+			if p.exec == nil {
+				p.exec = t.sessions[p.session]
+			}
+			if p.exec == nil && p.parent == g.self {
+				p.exec = tags[environTag(p.pid)]
+			}
+		}
+		return p.exec
+	}
+	owners := make(map[int]owned, len(table))
+	sessions := map[int]*exec{}
+	all := make([]process, 0, len(table))
+	for pid, p := range table {
+		e := resolve(p)
+		owners[pid] = owned{p.start, e}
+		if e != nil {
+			sessions[p.session] = e
+		}
+		all = append(all, *p)
+	}
+	t.owners, t.sessions = owners, sessions
+	return all
+}
+
+// environTag finds tagVariable in a process's environment.
+func environTag(pid int) string {
+	buf := make([]byte, 64<<10)
+	b := readSmall("/proc/"+strconv.Itoa(pid)+"/environ", buf)
+	for v := range bytes.SplitSeq(b, []byte{0}) {
+		if id, ok := bytes.CutPrefix(v, []byte(tagVariable+"=")); ok {
+			return string(id)
+		}
+	}
+	return ""
+}
+
+// members returns the live processes of e.
+func (g *guest) members(e *exec) []int {
+	var pids []int
+	for _, p := range g.look() {
+		if p.exec == e && p.state != 'Z' && p.state != 'X' {
+			pids = append(pids, p.pid)
+		}
+	}
+	return pids
+}
+
+// send signals a process that look has just seen. PID 1's own children
+// cannot be reaped meanwhile, others could in theory have left their pid to
+// someone else inside the sandbox.
+func (g *guest) send(pid int, sig syscall.Signal) {
+	if pid <= 1 || pid == g.self {
+		return
+	}
+	syscall.Kill(pid, sig)
+}
+
+const killRounds = 64
+
+// kill signals all processes of e. SIGKILL first stops all it finds until it
+// finds no new ones, so that a tree that forks faster than it is killed ends too.
+func (g *guest) kill(e *exec, sig syscall.Signal) {
+	if sig != unix.SIGKILL {
+		for _, pid := range g.members(e) {
+			g.send(pid, sig)
+		}
+		return
+	}
+	stopped := map[int]bool{}
+	for range killRounds {
+		fresh := false
+		for _, pid := range g.members(e) {
+			if !stopped[pid] {
+				stopped[pid], fresh = true, true
+				g.send(pid, unix.SIGSTOP)
+			}
+		}
+		if !fresh {
+			break
+		}
+	}
+	for range killRounds {
+		pids := g.members(e)
+		if len(pids) == 0 {
+			return
+		}
+		for _, pid := range pids {
+			g.send(pid, unix.SIGKILL)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// watchTree looks at the processes while execs run.
+func (g *guest) watchTree(stop <-chan struct{}) {
+	for {
+		g.mu.Lock()
+		idle := len(g.execs) == 0
+		g.mu.Unlock()
+		pause := lookEvery
+		if idle {
+			select {
+			case <-g.tree.wake:
+				pause = lookEvery / 10 // those that daemonize do it first
+			case <-stop:
+				return
+			}
+		} else {
+			began := time.Now()
+			g.look()
+			pause = max(pause, lookShare*time.Since(began))
+		}
+		select {
+		case <-time.After(pause):
+		case <-stop:
+			return
+		}
+	}
+}
