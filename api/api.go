@@ -1,0 +1,275 @@
+// Package api is the wire surface of Airlock: E2B's control plane and data
+// plane, and /v1 for the operator. It authenticates and translates; what may
+// exist, and for how long, is decided in control.
+//
+// One listener serves both planes: a request with the header E2b-Sandbox-Id
+// goes to the data plane of that sandbox, any other to the control plane.
+// Start reading at routes, the table of everything that can be called.
+package api
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/api/envd"
+	"airlock.dev/airlock/control"
+	"airlock.dev/airlock/keys"
+)
+
+// Sandboxes is what the api asks of control.
+type Sandboxes interface {
+	Create(ctx context.Context, p airlock.Principal, req control.CreateRequest) (airlock.Sandbox, error)
+	Get(ctx context.Context, p airlock.Principal, id string) (airlock.Sandbox, error)
+	List(ctx context.Context, p airlock.Principal) ([]airlock.Sandbox, error)
+	Kill(ctx context.Context, p airlock.Principal, id string) error
+	SetTimeout(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
+	Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
+	Logs(ctx context.Context, p airlock.Principal, id string) ([]control.Event, error)
+	Open(ctx context.Context, id string) (*control.Guest, error)
+}
+
+// Keys is what the api asks of the API keys.
+type Keys interface {
+	Authenticate(ctx context.Context, secret string) (airlock.Principal, error)
+	Create(ctx context.Context, team string, role airlock.Role, name string) (string, keys.Key, error)
+	List(ctx context.Context, after string, limit int) ([]keys.Key, error)
+	Revoke(ctx context.Context, id string) error
+}
+
+// Config is what the handler works with.
+type Config struct {
+	Sandboxes Sandboxes
+	Keys      Keys
+	Domain    string // what sandboxes' host names end in; "" leaves it to the SDK
+	Log       *slog.Logger
+	Version   string
+}
+
+type server struct {
+	Config
+	control, data *http.ServeMux
+}
+
+// request is a request that passed its gate.
+type request struct {
+	*http.Request
+	caller airlock.Principal // control plane
+	guest  *control.Guest    // data plane
+}
+
+type plane bool
+
+const (
+	controlPlane plane = false
+	dataPlane    plane = true
+)
+
+// route is one thing that can be called. The gate decides who may.
+type route struct {
+	plane  plane
+	method string
+	path   string
+	gate   func(*server, *request) error
+	handle func(http.ResponseWriter, *request) error
+}
+
+func (s *server) routes() []route {
+	process := s.rpc(envd.NewProcessHandler(processService{}, s.rpcOptions()...))
+	files := s.rpc(envd.NewFilesystemHandler(filesystemService{}, s.rpcOptions()...))
+	return []route{
+		{controlPlane, "GET", "/health", anyone, s.health},
+		{controlPlane, "POST", "/sandboxes", client, s.createV1},
+		{controlPlane, "POST", "/v2/sandboxes", client, s.createV2},
+		{controlPlane, "GET", "/sandboxes", client, s.listV1},
+		{controlPlane, "GET", "/v2/sandboxes", client, s.listV2},
+		{controlPlane, "GET", "/sandboxes/{id}", client, s.info},
+		{controlPlane, "DELETE", "/sandboxes/{id}", client, s.kill},
+		{controlPlane, "POST", "/sandboxes/{id}/timeout", client, s.setTimeout},
+		{controlPlane, "POST", "/sandboxes/{id}/refreshes", client, s.refresh},
+		{controlPlane, "POST", "/sandboxes/{id}/connect", client, s.connectV1},
+		{controlPlane, "POST", "/v2/sandboxes/{id}/connect", client, s.connectV2},
+		{controlPlane, "GET", "/sandboxes/{id}/logs", client, s.logsV1},
+		{controlPlane, "GET", "/v2/sandboxes/{id}/logs", client, s.logsV2},
+		{controlPlane, "POST", "/sandboxes/{id}/pause", client, unimplemented},
+		{controlPlane, "POST", "/sandboxes/{id}/resume", client, unimplemented},
+		{controlPlane, "POST", "/sandboxes/{id}/fork", client, unimplemented},
+		{controlPlane, "POST", "/sandboxes/{id}/snapshots", client, unimplemented},
+		{controlPlane, "GET", "/sandboxes/{id}/metrics", client, unimplemented},
+		{controlPlane, "PUT", "/sandboxes/{id}/network", client, unimplemented},
+		{controlPlane, "POST", "/v1/keys", operator, s.createKey},
+		{controlPlane, "GET", "/v1/keys", operator, s.listKeys},
+		{controlPlane, "DELETE", "/v1/keys/{id}", operator, s.revokeKey},
+
+		{dataPlane, "GET", "/health", anyone, s.health},
+		{dataPlane, "GET", "/metrics", accessToken, s.metrics},
+		{dataPlane, "GET", "/envs", accessToken, s.envs},
+		{dataPlane, "GET", "/files", accessTokenOrSignature, s.readFile},
+		{dataPlane, "POST", "/files", accessTokenOrSignature, s.writeFiles},
+		{dataPlane, "POST", "/process.Process/{method}", accessToken, process},
+		{dataPlane, "POST", "/filesystem.Filesystem/{method}", accessToken, files},
+	}
+}
+
+// New returns the handler of both planes.
+func New(cfg Config) http.Handler {
+	s := &server{Config: cfg, control: http.NewServeMux(), data: http.NewServeMux()}
+	for _, rt := range s.routes() {
+		mux := s.control
+		if rt.plane == dataPlane {
+			mux = s.data
+		}
+		mux.HandleFunc(rt.method+" "+rt.path, func(w http.ResponseWriter, hr *http.Request) {
+			r := &request{Request: hr, guest: guestOf(hr.Context())}
+			err := rt.gate(s, r)
+			if err == nil {
+				err = rt.handle(w, r)
+			}
+			if err != nil {
+				s.fail(w, r, err)
+			}
+		})
+	}
+	missing := func(w http.ResponseWriter, hr *http.Request) {
+		r := &request{Request: hr, guest: guestOf(hr.Context())}
+		s.fail(w, r, airlock.Errorf(airlock.NotFound, "there is no %s %.200s", hr.Method, hr.URL.Path))
+	}
+	s.control.HandleFunc("/", missing)
+	s.data.HandleFunc("/", missing)
+	return s
+}
+
+// Server returns an HTTP server for handler with the limits that both planes
+// need. Bodies and replies have no deadline here: files and output may take
+// as long as they take; who may send them is known by then.
+func Server(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+	}
+}
+
+// ServeHTTP chooses the plane.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Server", "airlock/"+s.Version)
+	h.Set("X-Content-Type-Options", "nosniff")
+	switch {
+	case r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "":
+		preflight(w, r)
+	case len(r.Header["E2b-Sandbox-Id"]) > 0:
+		s.serveData(w, r)
+	default:
+		s.control.ServeHTTP(w, r)
+	}
+}
+
+// preflight lets a browser call the data plane: the token is a header, so
+// that nothing rides on the browser's own cookies. The control plane's
+// replies carry no such leave: API keys do not belong in browsers.
+func preflight(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+	h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
+	h.Set("Access-Control-Max-Age", "7200")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+const envdPort = 49983
+
+func (s *server) serveData(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Access-Control-Allow-Origin", "*")
+	w.Header().Set("Access-Control-Expose-Headers", "*")
+	id := baseID(r.Header.Get("E2b-Sandbox-Id"))
+	port, err := strconv.ParseUint(r.Header.Get("E2b-Sandbox-Port"), 10, 16)
+	if err != nil || port == 0 {
+		s.fail(w, &request{Request: r}, airlock.Invalidf("E2b-Sandbox-Port", "send the header E2b-Sandbox-Port with a port's number", "the sandbox's port is missing or not a number"))
+		return
+	}
+	guest, err := s.open(r.Context(), id)
+	if err != nil {
+		s.fail(w, &request{Request: r}, err)
+		return
+	}
+	if port != envdPort {
+		writeJSON(w, http.StatusBadGateway, map[string]any{"sandboxId": id, "message": "The sandbox is running but port is not open", "port": port, "code": http.StatusBadGateway})
+		return
+	}
+	stop := abortWhenGone(w, guest)
+	defer stop()
+	s.data.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), guestKey{}, guest)))
+}
+
+func (s *server) open(ctx context.Context, id string) (*control.Guest, error) {
+	gone := airlock.Errorf(airlock.Gone, "The sandbox was not found")
+	if !airlock.ValidSandboxID(id) {
+		return nil, gone
+	}
+	guest, err := s.Sandboxes.Open(ctx, id)
+	if code := airlock.CodeOf(err); err != nil && (code == airlock.NotFound || code == airlock.Gone) {
+		return nil, gone
+	} else if err != nil {
+		return nil, err
+	}
+	select {
+	case <-guest.Gone():
+		return nil, gone
+	default:
+		return guest, nil
+	}
+}
+
+// baseID cuts the legacy form "id-clientid".
+func baseID(id string) string {
+	id, _, _ = strings.Cut(id, "-")
+	return id
+}
+
+type guestKey struct{}
+
+func guestOf(ctx context.Context) *control.Guest {
+	g, _ := ctx.Value(guestKey{}).(*control.Guest)
+	return g
+}
+
+// goneGrace is how long the reply of a sandbox that ended may still take.
+const goneGrace = 5 * time.Second
+
+// abortWhenGone breaks reads and writes off that still wait for the client
+// when the sandbox has ended. The returned function ends the watch.
+func abortWhenGone(w http.ResponseWriter, g *control.Guest) (stop func()) {
+	done, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		select {
+		case <-done:
+			return
+		case <-g.Gone():
+		}
+		select {
+		case <-done:
+		case <-time.After(goneGrace):
+			c := http.NewResponseController(w)
+			c.SetReadDeadline(time.Unix(1, 0)) // fails where there is nothing to break off
+			c.SetWriteDeadline(time.Unix(1, 0))
+		}
+	}()
+	return func() { close(done); <-over }
+}
+
+func (s *server) health(w http.ResponseWriter, _ *request) error {
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func unimplemented(_ http.ResponseWriter, r *request) error {
+	path := r.URL.Path
+	return airlock.Errorf(airlock.Unimplemented, "this Airlock does not support %s yet", path[strings.LastIndexByte(path, '/')+1:])
+}

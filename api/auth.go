@@ -1,0 +1,111 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"airlock.dev/airlock"
+)
+
+type principalKey struct{}
+
+// WithPrincipal returns a context whose requests were authenticated by other
+// means, such as the mode of the operator's own socket. They need no API key
+// and pass the gates of clients and of operators: who may open that socket
+// may do everything on this machine.
+func WithPrincipal(ctx context.Context, p airlock.Principal) context.Context {
+	return context.WithValue(ctx, principalKey{}, p)
+}
+
+// The gates of the control plane. Roles do not include each other.
+
+func anyone(*server, *request) error { return nil }
+
+func client(s *server, r *request) error { return s.authenticate(r, airlock.Client) }
+
+func operator(s *server, r *request) error { return s.authenticate(r, airlock.Operator) }
+
+func (s *server) authenticate(r *request, role airlock.Role) error {
+	if p, ok := r.Context().Value(principalKey{}).(airlock.Principal); ok {
+		r.caller = p
+		return nil
+	}
+	// A missing key is looked up like a wrong one.
+	secret := r.Header.Get("X-API-KEY")
+	p, err := s.Keys.Authenticate(r.Context(), secret)
+	switch {
+	case airlock.CodeOf(err) == airlock.Unauthenticated && err != nil && secret == "":
+		return airlock.Errorf(airlock.Unauthenticated, "the API key is missing: send it in the header X-API-KEY")
+	case err != nil:
+		return err
+	case p.Role != role:
+		return airlock.Errorf(airlock.Denied, "this API key has the role %s and the call needs %s", p.Role, role)
+	}
+	r.caller = p
+	return nil
+}
+
+// The gates of the data plane.
+
+func accessToken(_ *server, r *request) error {
+	if !sameToken(r.Header.Get("X-Access-Token"), r.guest.Sandbox.AccessToken) {
+		return airlock.Errorf(airlock.Unauthenticated, "the access token is missing or wrong")
+	}
+	return nil
+}
+
+// sameToken takes the same time for every token; an empty one opens nothing.
+func sameToken(got, want string) bool {
+	g, w := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
+	return subtle.ConstantTimeCompare(g[:], w[:]) == 1 && want != ""
+}
+
+func accessTokenOrSignature(s *server, r *request) error {
+	if r.Header.Get("X-Access-Token") != "" {
+		return accessToken(s, r)
+	}
+	op := "read"
+	if r.Method == http.MethodPost {
+		op = "write"
+	}
+	return checkSignature(r.URL.Query(), op, r.guest.Sandbox.AccessToken, time.Now())
+}
+
+// signature is E2B's: who knows the token may let others read or write one
+// path as one user, for a time.
+func signature(path, op, user, token, expiration string) string {
+	text := path + ":" + op + ":" + user + ":" + token
+	if expiration != "" {
+		text += ":" + expiration
+	}
+	sum := sha256.Sum256([]byte(text))
+	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
+}
+
+func checkSignature(query url.Values, op, token string, now time.Time) error {
+	given, expiration := query.Get("signature"), query.Get("signature_expiration")
+	if given == "" {
+		return airlock.Errorf(airlock.Unauthenticated, "missing signature query parameter")
+	}
+	want := signature(query.Get("path"), op, query.Get("username"), token, expiration)
+	if subtle.ConstantTimeCompare([]byte(given), []byte(want)) != 1 || token == "" {
+		return airlock.Errorf(airlock.Unauthenticated, "invalid signature")
+	}
+	if expiration == "" {
+		return nil
+	}
+	until, err := strconv.ParseInt(expiration, 10, 64)
+	if err != nil {
+		return airlock.Errorf(airlock.Unauthenticated, "invalid signature expiration")
+	}
+	if until < now.Unix() {
+		return airlock.Errorf(airlock.Unauthenticated, "signature is already expired")
+	}
+	return nil
+}
