@@ -77,14 +77,15 @@ type sandbox struct {
 	world  *World
 	faults Faults
 	ours   *os.File
-	guest  *guest
+	theirs *os.File
 
 	once  sync.Once
 	ended chan struct{}
 	exit  isolation.Exit
 
-	mu    sync.Mutex // guards fails
-	fails int
+	mu     sync.Mutex // guards what follows
+	fails  int
+	dialed *os.File
 }
 
 // Create implements isolation.Driver.
@@ -115,18 +116,17 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (isolation.San
 	if err != nil {
 		return nil, err
 	}
-	s := &sandbox{id: spec.ID, world: d.world, faults: faults, ours: os.NewFile(uintptr(fds[0]), "host"), ended: make(chan struct{}), fails: faults.DestroyErrs}
-	theirs := os.NewFile(uintptr(fds[1]), "guest")
+	s := &sandbox{id: spec.ID, world: d.world, faults: faults, ours: os.NewFile(uintptr(fds[0]), "host"), theirs: os.NewFile(uintptr(fds[1]), "guest"), ended: make(chan struct{}), fails: faults.DestroyErrs}
 	d.world.mu.Lock()
 	if d.world.all[spec.ID] != nil {
 		d.world.mu.Unlock()
 		s.ours.Close()
-		theirs.Close()
+		s.theirs.Close()
 		return nil, airlock.Errorf(airlock.Exists, "a sandbox %q exists", spec.ID)
 	}
 	d.world.all[spec.ID] = s
 	d.world.mu.Unlock()
-	s.guest = newGuest(theirs, s)
+	go (&guest{s: s}).run()
 	if faults.DieAfter > 0 {
 		time.AfterFunc(faults.DieAfter, func() { s.end(faults.DieOutcome) })
 	}
@@ -177,7 +177,13 @@ func (s *sandbox) Dial(ctx context.Context) (io.ReadWriteCloser, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), "host"), nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dialed != nil {
+		s.dialed.Close()
+	}
+	s.dialed = os.NewFile(uintptr(fd), "host")
+	return s.dialed, nil
 }
 
 func (s *sandbox) Stats(ctx context.Context) (isolation.Stats, error) {
@@ -225,7 +231,7 @@ func (s *sandbox) hasEnded() bool {
 func (s *sandbox) end(why airlock.Outcome) {
 	s.once.Do(func() {
 		s.exit = isolation.Exit{Outcome: why, Detail: "fake"}
-		s.guest.conn.Close()
+		s.theirs.Close()
 		// Both ends must be shut, whoever still has a descriptor.
 		if raw, err := s.ours.SyscallConn(); err == nil {
 			raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })
@@ -238,34 +244,31 @@ func (s *sandbox) end(why airlock.Outcome) {
 // guest speaks just enough of the protocol: hello, and exec.start of the
 // commands echo, exit, sleep and flood.
 type guest struct {
-	conn io.ReadWriteCloser
-	s    *sandbox
-	pids uint32
+	s *sandbox
+
 	mu   sync.Mutex
+	pids uint32
 }
 
-func newGuest(conn *os.File, s *sandbox) *guest {
-	g := &guest{conn: conn, s: s}
-	go func() {
-		switch {
-		case s.faults.Mute:
-			io.Copy(io.Discard, conn)
-		case s.faults.Garbage:
-			buf := make([]byte, channel.MaxPacket)
-			for {
-				if _, err := conn.Read(buf); err != nil {
-					return
-				}
-				if _, err := conn.Write([]byte("garbage out of form")); err != nil {
-					return
-				}
+func (g *guest) run() {
+	conn := g.s.theirs
+	switch {
+	case g.s.faults.Mute:
+		io.Copy(io.Discard, conn)
+	case g.s.faults.Garbage:
+		buf := make([]byte, channel.MaxPacket)
+		for {
+			if _, err := conn.Read(buf); err != nil {
+				break
 			}
-		default:
-			channel.Serve(conn, g.handle)
+			if _, err := conn.Write([]byte("garbage out of form")); err != nil {
+				break
+			}
 		}
-		s.end(airlock.SandboxFailed) // no effect if it was ended on purpose
-	}()
-	return g
+	default:
+		channel.Serve(conn, g.handle)
+	}
+	g.s.end(airlock.SandboxFailed) // no effect if it was ended on purpose
 }
 
 func (g *guest) handle(ctx context.Context, s *channel.Stream, method string, req []byte) error {

@@ -94,6 +94,23 @@ func New(cfg Config) (*Driver, error) {
 	return &Driver{cfg: cfg, cg: cg, all: map[string]*sandbox{}}, nil
 }
 
+// Discard ends and removes everything in a subtree of control groups whose
+// owner is dead.
+func Discard(cgroupBase string) error {
+	cg, err := findCgroups(cgroupBase)
+	if err != nil {
+		return err
+	}
+	for _, id := range cg.ids() {
+		cg.kill(id)
+		if err := cg.remove(id, removeWait); err != nil {
+			return err
+		}
+	}
+	cg.removeBase()
+	return nil
+}
+
 // Name implements isolation.Driver.
 func (d *Driver) Name() string { return "gvisor" }
 
@@ -125,6 +142,7 @@ type sandbox struct {
 
 	channelMu sync.Mutex
 	channel   *os.File
+	dialed    *os.File // what the last Dial returned
 }
 
 // Create implements isolation.Driver.
@@ -469,7 +487,11 @@ func (s *sandbox) Dial(ctx context.Context) (io.ReadWriteCloser, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("open the guest channel: %w", err)
 	}
-	return os.NewFile(uintptr(fd), "guest-channel"), nil
+	if s.dialed != nil {
+		s.dialed.Close() // two readers would take each other's packets
+	}
+	s.dialed = os.NewFile(uintptr(fd), "guest-channel")
+	return s.dialed, nil
 }
 
 // Stats implements isolation.Sandbox.

@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/api"
+	"airlock.dev/airlock/cli"
+	"airlock.dev/airlock/cluster"
+	"airlock.dev/airlock/control"
+	"airlock.dev/airlock/image"
+	"airlock.dev/airlock/isolation/gvisor"
+	"airlock.dev/airlock/keeper"
+	"airlock.dev/airlock/keys"
+)
+
+// serve is `airlock serve` as its user starts it: it takes the data
+// directory and hands over to a keeper in namespaces of its own.
+func serve(ctx context.Context, o cli.ServeOptions) error {
+	lock, err := lockDataDir(o.DataDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	sweepRuns(o.DataDir)
+	code, err := keeper.Enter(keeperName, lock)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		os.Exit(code) // the server has said why
+	}
+	return nil
+}
+
+func lockDataDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the data directory's lock: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, &airlock.Error{Code: airlock.Conflict, Field: "data-dir", Message: fmt.Sprintf("another airlock serve uses %s", dir), Hint: "stop it or choose another --data-dir", Err: err}
+	}
+	return lock, nil
+}
+
+// cgroupBase names the control groups of one data directory.
+func cgroupBase(dataDir, suffix string) string {
+	abs, err := filepath.Abs(dataDir)
+	if err != nil {
+		abs = dataDir
+	}
+	sum := sha256.Sum256([]byte(abs))
+	return "airlock-" + hex.EncodeToString(sum[:4]) + suffix
+}
+
+// guestBinary is beside this one, unless the environment says otherwise.
+func guestBinary() (string, error) {
+	if p := os.Getenv("AIRLOCK_GUEST"); p != "" {
+		return p, nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this binary: %w", err)
+	}
+	p := filepath.Join(filepath.Dir(exe), "airlock-guest")
+	if _, err := os.Stat(p); err != nil {
+		return "", &airlock.Error{Code: airlock.NotFound, Message: "airlock-guest is not beside airlock", Hint: "build both with make build, or set AIRLOCK_GUEST", Err: err}
+	}
+	return p, nil
+}
+
+// runscExe is the static binary for gVisor's re-executions when this one is
+// not: a race-built server is linked dynamically, which gVisor cannot use.
+func runscExe() string { return os.Getenv("AIRLOCK_RUNSC") }
+
+// serveInside is the server, started by the keeper.
+func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
+	stderr := os.NewFile(keeper.StderrFD, "stderr")
+	var handler slog.Handler = slog.NewTextHandler(stderr, nil)
+	if o.JSON {
+		handler = slog.NewJSONHandler(stderr, nil)
+	}
+	log := slog.New(handler)
+	held := keeper.Connect()
+
+	if err := raiseDescriptorLimit(); err != nil {
+		return err
+	}
+	store, err := cluster.OpenBolt(filepath.Join(o.DataDir, "state.db"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	guest, err := guestBinary()
+	if err != nil {
+		return err
+	}
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, gvisor.UIDBase)
+	if err != nil {
+		return err
+	}
+	driver, err := gvisor.New(gvisor.Config{
+		RuntimeDir: runtimeDir, DiskDir: filepath.Join(o.DataDir, "disk"), CgroupBase: cgroupBase(o.DataDir, ""),
+		Keeper: held, OwnNamespace: true, Exe: runscExe(), Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	host, err := hostCapacity(o.DataDir, o.MaxMemoryMB)
+	if err != nil {
+		return err
+	}
+	sandboxes, err := control.New(ctx, control.Config{Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log})
+	if err != nil {
+		return err
+	}
+	if err := sandboxes.Recover(ctx); err != nil {
+		return err
+	}
+	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Domain: o.Domain, Log: log, Version: version})
+	socket := filepath.Join(o.DataDir, "airlock.sock")
+	tcp, err := listener(held, "listen/tcp", "tcp", o.Listen)
+	if err != nil {
+		return err
+	}
+	local, err := listener(held, "listen/unix", "unix", socket)
+	if err != nil {
+		return err
+	}
+	remote, operator := api.Server(handle), api.Server(handle)
+	// The socket's file mode is its authentication: root of this machine.
+	operator.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+		return api.WithPrincipal(ctx, airlock.Principal{Team: localTeam, Role: airlock.Operator, KeyID: "local"})
+	}
+	var group errgroup.Group
+	group.Go(func() error {
+		if o.TLSCert != "" {
+			return served(remote.ServeTLS(tcp, o.TLSCert, o.TLSKey))
+		}
+		return served(remote.Serve(tcp))
+	})
+	group.Go(func() error { return served(operator.Serve(local)) })
+	if err := held.Ready(); err != nil {
+		return fmt.Errorf("tell the keeper that the server is ready: %w", err)
+	}
+	scheme := "http"
+	if o.TLSCert != "" {
+		scheme = "https"
+	}
+	fmt.Fprintf(os.NewFile(keeper.StdoutFD, "stdout"), "airlock listens on %s://%s and %s\n", scheme, tcp.Addr(), socket)
+	log.Info("ready", "listen", tcp.Addr().String(), "memoryMB", host.MemoryMB, "diskMB", host.DiskMB)
+
+	<-ctx.Done()
+	reload := errors.Is(context.Cause(ctx), keeper.Reload)
+	stop, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if !reload {
+		sandboxes.Close(true) // ends the streams too, so that the servers below have little to wait for
+		driver.Close()
+		os.Remove(socket)
+	} else {
+		stop, cancel = context.WithTimeout(stop, time.Second)
+		defer cancel()
+	}
+	for _, s := range []*http.Server{remote, operator} {
+		if s.Shutdown(stop) != nil {
+			s.Close()
+		}
+	}
+	return group.Wait()
+}
+
+// localTeam is whose sandboxes the operator's socket sees.
+const localTeam = "default"
+
+func served(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve: %w", err)
+}
+
+// listener returns the one that the keeper holds from the server before, so
+// that clients meet no closed port while servers change, or a new one.
+func listener(held *keeper.Client, name, network, address string) (net.Listener, error) {
+	if f := held.Take(name); f != nil {
+		defer f.Close()
+		ln, err := net.FileListener(f)
+		if err != nil {
+			return nil, fmt.Errorf("take over the listener %s: %w", address, err)
+		}
+		return keepFile(ln), nil
+	}
+	if network == "unix" {
+		os.Remove(address) // left by a killed server: the lock says that it is not in use
+	}
+	ln, err := net.Listen(network, address)
+	if err != nil {
+		return nil, &airlock.Error{Code: airlock.Conflict, Field: "listen", Message: fmt.Sprintf("cannot listen on %s", address), Hint: "is the port in use? choose another with --listen", Err: err}
+	}
+	if network == "unix" {
+		if err := os.Chmod(address, 0o600); err != nil {
+			return nil, fmt.Errorf("protect the operator's socket: %w", err)
+		}
+	}
+	f, err := ln.(interface{ File() (*os.File, error) }).File()
+	if err != nil {
+		return nil, fmt.Errorf("share the listener %s: %w", address, err)
+	}
+	defer f.Close()
+	if err := held.Hold(name, f); err != nil {
+		return nil, fmt.Errorf("give the listener %s to the keeper: %w", address, err)
+	}
+	return keepFile(ln), nil
+}
+
+// keepFile leaves a socket's file in place when one server of several closes it.
+func keepFile(ln net.Listener) net.Listener {
+	if u, ok := ln.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false)
+	}
+	return ln
+}
+
+func raiseDescriptorLimit() error {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return fmt.Errorf("read the limit of open files: %w", err)
+	}
+	l.Cur = l.Max
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return fmt.Errorf("raise the limit of open files: %w", err)
+	}
+	return nil
+}
+
+// hostCapacity is what sandboxes may reserve: the machine less the reserve
+// that the host keeps for itself.
+func hostCapacity(dataDir string, maxMemoryMB int) (control.Capacity, error) {
+	var c control.Capacity
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return c, fmt.Errorf("read the host's memory: %w", err)
+	}
+	total := int(uint64(info.Totalram) * uint64(info.Unit) >> 20)
+	c.MemoryMB = total - max(1024, total/10)
+	if maxMemoryMB > 0 {
+		c.MemoryMB = min(c.MemoryMB, maxMemoryMB)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dataDir, &fs); err != nil {
+		return c, fmt.Errorf("read the free space of the data directory: %w", err)
+	}
+	free := int(fs.Bavail * uint64(fs.Bsize) >> 20)
+	c.DiskMB = free - max(1024, free/10)
+	threads := min(readInt("/proc/sys/kernel/pid_max", 32768), readInt("/proc/sys/kernel/threads-max", 32768))
+	c.Processes = threads - max(2048, threads/10)
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return c, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	c.Descriptors = int(min(files.Cur, 1<<20)) - 1024
+	c.Sandboxes = 10_000
+	return c, nil
+}
+
+func readInt(path string, fallback int) int {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fallback
+	}
+	n := fallback
+	fmt.Sscan(strings.TrimSpace(string(data)), &n)
+	return n
+}
