@@ -118,7 +118,7 @@ func (a *app) sandboxList() *cobra.Command {
 			fmt.Fprintln(w, "ID\tSTATE\tTEMPLATE\tAGE\tREMAINING\tCPUS\tMEMORY\tDISK\tMETADATA")
 			for _, s := range list {
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%g\t%d MiB\t%d MiB\t%s\n", s.ID, s.State, s.Template(),
-					span(now.Sub(s.StartedAt)), span(s.EndAt.Sub(now)), s.CPUs, s.MemoryMB, s.DiskMB, labelText(s.Metadata))
+					span(now.Sub(s.StartedAt)), span(s.EndAt.Sub(now)), s.Limits.CPUs, s.Limits.MemoryMB, s.Limits.DiskMB, labelText(s.Metadata))
 			}
 			return w.Flush()
 		},

@@ -205,9 +205,7 @@ type Info struct {
 	State       string            `json:"state,omitempty"`
 	StartedAt   time.Time         `json:"startedAt,omitzero"`
 	EndAt       time.Time         `json:"endAt,omitzero"`
-	CPUs        float64           `json:"cpuCount,omitempty"`
-	MemoryMB    int               `json:"memoryMB,omitempty"`
-	DiskMB      int               `json:"diskSizeMB,omitempty"`
+	Limits      airlock.Limits    `json:"limits,omitzero"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	AccessToken string            `json:"envdAccessToken,omitempty"` // opens its data plane; absent in lists
 }

@@ -92,7 +92,7 @@ func (f *fake) control(w http.ResponseWriter, r *http.Request) {
 		if page < 2 {
 			w.Header().Set("X-Next-Token", strconv.Itoa(page+1))
 		}
-		fmt.Fprintf(w, `[{"sandboxID":"i%d","cpuCount":2,"memoryMB":512,"startedAt":"2026-01-02T03:04:05Z"}]`, page)
+		fmt.Fprintf(w, `[{"sandboxID":"i%d","limits":{"cpus":2,"memoryMB":512},"startedAt":"2026-01-02T03:04:05Z"}]`, page)
 	case "DELETE /sandboxes/i1":
 		w.WriteHeader(http.StatusNoContent)
 	case "DELETE /sandboxes/busy":
@@ -261,7 +261,7 @@ func TestListAllPagesAndLabels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list) != 3 || list[2].ID != "i2" || list[0].MemoryMB != 512 || list[0].StartedAt.IsZero() {
+	if len(list) != 3 || list[2].ID != "i2" || list[0].Limits.MemoryMB != 512 || list[0].StartedAt.IsZero() {
 		t.Errorf("list is %+v", list)
 	}
 	// As a server reads it: the query's decoding, one of the whole, one of each part.
