@@ -99,7 +99,7 @@ func local(ctx context.Context, o cli.RunOptions) (_ cli.Runner, err error) {
 		return nil, err
 	}
 	driver, err := gvisor.New(gvisor.Config{
-		RuntimeDir: runtimeDir, DiskDir: filepath.Join(o.DataDir, "disk"), CgroupBase: cgroupBase(o.DataDir, "-run-"+name), Exe: runscExe(),
+		RuntimeDir: runtimeDir, DiskDir: filepath.Join(o.DataDir, "disk"), CgroupBase: cgroupBase(o.DataDir, "-run-"+name), DebugDir: os.Getenv("AIRLOCK_GVISOR_DEBUG"), Exe: runscExe(),
 	})
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"airlock.dev/airlock/cli"
+	"airlock.dev/airlock/doctor"
 	"airlock.dev/airlock/isolation/gvisor"
 	"airlock.dev/airlock/keeper"
 )
@@ -28,6 +29,7 @@ func main() {
 	if gvisor.ReExecuted(os.Args) {
 		gvisor.Main()
 	}
+	doctor.Main() // returns unless this process is one of its probes
 	switch os.Args[0] {
 	case keeperName:
 		os.Exit(runKeeper())
@@ -38,7 +40,10 @@ func main() {
 		unix.CloseOnExec(keeper.StdoutFD)
 		unix.CloseOnExec(keeper.StderrFD)
 		debug.SetCrashOutput(stderr, debug.CrashOptions{})
-		os.Exit(cli.Main(ctx, os.Args[1:], cli.Deps{Version: version, Serve: serveInside, Stdout: stdout, Stderr: stderr}))
+		os.Exit(cli.Main(ctx, os.Args[1:], cli.Deps{
+			Version: version, Serve: serveInside, Stdout: stdout, Stderr: stderr,
+			Required: func(context.Context, string) []doctor.Finding { return nil }, // looked at before the keeper was started
+		}))
 	case localName:
 		os.Exit(runLocal())
 	}

@@ -120,7 +120,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	}
 	driver, err := gvisor.New(gvisor.Config{
 		RuntimeDir: runtimeDir, DiskDir: filepath.Join(o.DataDir, "disk"), CgroupBase: cgroupBase(o.DataDir, ""),
-		Keeper: held, OwnNamespace: true, Exe: runscExe(), Log: log,
+		Keeper: held, OwnNamespace: true, DebugDir: os.Getenv("AIRLOCK_GVISOR_DEBUG"), Exe: runscExe(), Log: log,
 	})
 	if err != nil {
 		return err

@@ -63,6 +63,7 @@ type Config struct {
 	// OwnNamespace says that this process namespace holds only the keeper,
 	// this server and its sandboxes, so that Sweep may end all others.
 	OwnNamespace bool
+	DebugDir     string // gVisor's debug logs go there, the sandbox's system calls among them; "" writes none
 	Exe          string // the static binary that gVisor re-executes; "" is this process's own
 	Log          *slog.Logger
 }
@@ -235,6 +236,11 @@ func channelPair() (ours, theirs *os.File, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("make the guest channel: %w", err)
 	}
+	if err := unix.SetNonblock(fds[1], false); err != nil { // the guest blocks in its kernel
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("make the guest channel: %w", err)
+	}
 	for _, fd := range fds {
 		// Forced sizes need privileges; the default is slower, not wrong.
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<20)
@@ -256,6 +262,9 @@ func (d *Driver) config(dir string, spec isolation.Spec) (*config.Config, error)
 		"--host-settings=ignore",
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK",
 		fmt.Sprintf("--overlay2=root:dir=%s,size=%dm", d.cfg.DiskDir, spec.Limits.DiskMB),
+	}
+	if d.cfg.DebugDir != "" {
+		args = append(args, "--debug", "--debug-log="+d.cfg.DebugDir+"/")
 	}
 	if err := flags.Parse(args); err != nil {
 		return nil, fmt.Errorf("configure gVisor: %w", err)
