@@ -53,12 +53,6 @@ type Deps struct {
 	// EnterLocal, if set, comes in place of RunLocal: it runs this command
 	// line again where RunLocal can be called, and returns its exit code.
 	EnterLocal func(ctx context.Context) (int, error)
-	// Inside says that a process of ours, which has looked at the machine,
-	// started this one.
-	Inside bool
-
-	// OpenKeys opens the keys of a data directory that no server uses.
-	OpenKeys func(ctx context.Context, dataDir string) (k Keys, closeKeys func() error, err error)
 
 	// Check and Required look at the machine; nil means package doctor's.
 	Check, Required func(ctx context.Context, dataDir string) []doctor.Finding

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -9,40 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"airlock.dev/airlock"
-	"airlock.dev/airlock/client"
 )
-
-// Keys are the API keys of a server: those of one that runs, or of a data
-// directory that none uses.
-type Keys interface {
-	CreateKey(ctx context.Context, team string, role airlock.Role, name string) (client.Key, error)
-	ListKeys(ctx context.Context) ([]client.Key, error)
-	RevokeKey(ctx context.Context, id string) error
-}
-
-// withKeys calls do with the keys of the server, or else of the data directory.
-func (a *app) withKeys(ctx context.Context, do func(Keys) error) error {
-	c, err := a.connect()
-	if err != nil {
-		return err
-	}
-	if c != nil {
-		return do(c)
-	}
-	if a.OpenKeys == nil {
-		_, err := a.server()
-		return err
-	}
-	keys, closeKeys, err := a.OpenKeys(ctx, a.dataDir)
-	if err != nil {
-		return err
-	}
-	err = do(keys)
-	if closeErr := closeKeys(); err == nil {
-		err = closeErr
-	}
-	return err
-}
 
 func (a *app) keys() *cobra.Command {
 	cmd := &cobra.Command{
@@ -73,13 +39,15 @@ other:
 			if err != nil {
 				return airlock.Invalidf("--role", "use client, operator, approver or auditor", "--role: unknown role %q", role)
 			}
-			return a.withKeys(cmd.Context(), func(k Keys) error {
-				key, err := k.CreateKey(cmd.Context(), team, r, name)
-				if err != nil {
-					return err
-				}
-				return a.print(key, func(w io.Writer) { fmt.Fprintln(w, key.Secret) })
-			})
+			c, err := a.server()
+			if err != nil {
+				return err
+			}
+			key, err := c.CreateKey(cmd.Context(), team, r, name)
+			if err != nil {
+				return err
+			}
+			return a.print(key, func(w io.Writer) { fmt.Fprintln(w, key.Secret) })
 		},
 	}
 	create.Flags().StringVar(&team, "team", "default", "the team whose sandboxes it opens")
@@ -91,26 +59,28 @@ other:
 		Short:   "List the keys, without their secrets",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withKeys(cmd.Context(), func(k Keys) error {
-				keys, err := k.ListKeys(cmd.Context())
-				if err != nil {
-					return err
-				}
-				if a.json {
-					for _, key := range keys {
-						if err := a.print(key, nil); err != nil {
-							return err
-						}
-					}
-					return nil
-				}
-				w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
-				fmt.Fprintln(w, "ID\tTEAM\tROLE\tCREATED\tNAME")
+			c, err := a.server()
+			if err != nil {
+				return err
+			}
+			keys, err := c.ListKeys(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if a.json {
 				for _, key := range keys {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", key.ID, key.Team, key.Role, key.CreatedAt.Format("2006-01-02 15:04"), printable(key.Name))
+					if err := a.print(key, nil); err != nil {
+						return err
+					}
 				}
-				return w.Flush()
-			})
+				return nil
+			}
+			w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
+			fmt.Fprintln(w, "ID\tTEAM\tROLE\tCREATED\tNAME")
+			for _, key := range keys {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", key.ID, key.Team, key.Role, key.CreatedAt.Format("2006-01-02 15:04"), printable(key.Name))
+			}
+			return w.Flush()
 		},
 	}
 	revoke := &cobra.Command{
@@ -118,12 +88,14 @@ other:
 		Short: "Revoke a key: it is refused from the next request on",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withKeys(cmd.Context(), func(k Keys) error {
-				if err := k.RevokeKey(cmd.Context(), args[0]); err != nil {
-					return err
-				}
-				return a.print(map[string]string{"revoked": args[0]}, func(io.Writer) {})
-			})
+			c, err := a.server()
+			if err != nil {
+				return err
+			}
+			if err := c.RevokeKey(cmd.Context(), args[0]); err != nil {
+				return err
+			}
+			return a.print(map[string]string{"revoked": args[0]}, func(io.Writer) {})
 		},
 	}
 	cmd.AddCommand(create, list, revoke)

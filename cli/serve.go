@@ -45,10 +45,8 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 			if strings.ContainsAny(o.Domain, "/ ") {
 				return airlock.Invalidf("--domain", "give a host name such as sandbox.example.org", "--domain: %q is no host name", o.Domain)
 			}
-			if !a.Inside {
-				if err := doctor.Fatal(a.Required(cmd.Context(), a.dataDir)); err != nil {
-					return err
-				}
+			if err := doctor.Fatal(a.Required(cmd.Context(), a.dataDir)); err != nil {
+				return err
 			}
 			return a.Serve(cmd.Context(), o)
 		},
