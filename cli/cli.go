@@ -18,9 +18,11 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -148,6 +150,11 @@ func Main(ctx context.Context, args []string, d Deps) int {
 	if d.Required == nil {
 		d.Required = doctor.Required
 	}
+	// A reader that leaves must not end this process where it stands, with a
+	// sandbox running: with a handler, writes fail instead.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, syscall.SIGPIPE)
+	defer signal.Stop(pipe)
 	a := &app{Deps: d}
 	root := a.root()
 	root.SetArgs(args)
@@ -156,6 +163,9 @@ func Main(ctx context.Context, args []string, d Deps) int {
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
+	}
+	if errors.Is(err, syscall.EPIPE) {
+		return 128 + int(syscall.SIGPIPE) // and nobody to tell
 	}
 	code := exitFailure
 	if cmd, _, findErr := root.Find(args); findErr == nil && cmd.Annotations[runsPrograms] != "" {

@@ -65,7 +65,7 @@ say "4. A fork bomb"
 contained fork_bomb.py "at its limit of 64 processes the sandbox's own kernel gave no more" "1 137" --processes 64 --timeout 30s
 
 say "5. A memory bomb"
-contained memory_bomb.py "at its limit of 256 MiB it was ended; the host's memory was never touched beyond" "137" --memory 256MiB --timeout 60s
+contained memory_bomb.py "at its limit of 256 MiB the largest process was ended, and the sandbox lived; a control group stands behind that" "137" --memory 256MiB --timeout 60s
 
 say "Next"
 cat <<'END'
