@@ -296,7 +296,10 @@ func (u *upload) run() error {
 func (u *upload) parts(user, to string, parts *multipart.Reader) error {
 	for n := 0; ; n++ {
 		part, err := parts.NextRawPart()
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { // itself: a body that is cut off wraps it
+			if len(u.written) == 0 {
+				return airlock.Errorf(airlock.Invalid, "the form has no part with the name file")
+			}
 			return nil
 		}
 		if err != nil {
@@ -377,7 +380,7 @@ type sourceReader struct {
 
 func (s *sourceReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err != nil && err != io.EOF { // itself, as above
 		s.err = err
 	}
 	return n, err

@@ -87,8 +87,10 @@ func article(value string) string {
 	switch value {
 	case "array", "object":
 		return "an " + value
-	case "string", "bool":
+	case "string", "number":
 		return "a " + value
+	case "bool":
+		return "true or false"
 	}
 	return value // "number 1.5"
 }
