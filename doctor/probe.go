@@ -46,19 +46,21 @@ func Main() {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		syscall.Exit(1) // not os.Exit, which waits a second in a race-built program
 	}
-	os.Exit(0)
+	syscall.Exit(0)
 }
 
-// probeTimeout ends a probe that hangs.
-const probeTimeout = 2 * time.Second
-
-var errHung = errors.New("no answer within " + probeTimeout.String())
+// A probe that hangs is ended. The guest either answers within milliseconds
+// or hangs; the others may have to wait for a busy machine.
+const (
+	probeTimeout = 10 * time.Second
+	kvmTimeout   = 2 * time.Second
+)
 
 // probe runs this program again as a probe and returns its error.
-func probe(ctx context.Context, name string, attr *syscall.SysProcAttr) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+func probe(ctx context.Context, name string, timeout time.Duration, attr *syscall.SysProcAttr) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", probeArg, name)
 	cmd.SysProcAttr = attr
@@ -70,7 +72,7 @@ func probe(ctx context.Context, name string, attr *syscall.SysProcAttr) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return errHung
+		return fmt.Errorf("no answer within %v", timeout)
 	case out.Len() > 0:
 		return errors.New(strings.TrimSpace(out.String()))
 	}
@@ -91,7 +93,7 @@ func namespaces() *syscall.SysProcAttr {
 
 func userNamespace(ctx context.Context) Finding {
 	const name = "user namespaces"
-	if err := probe(ctx, "userns", namespaces()); err != nil {
+	if err := probe(ctx, "userns", probeTimeout, namespaces()); err != nil {
 		return fail(name, "cannot make one: "+err.Error(),
 			"allow them: `sysctl user.max_user_namespaces=15000` (and kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0 where they exist); inside a container, run it privileged")
 	}
@@ -112,7 +114,7 @@ func procMount(ctx context.Context) Finding {
 	attr.Cloneflags &^= unix.CLONE_NEWUSER // as the keeper does it: its sandboxes get theirs from it
 	attr.UidMappings, attr.GidMappings, attr.Credential = nil, nil, nil
 	attr.Unshareflags = unix.CLONE_NEWNS // makes every mount private, so that ours stays inside
-	if err := probe(ctx, "proc", attr); err != nil {
+	if err := probe(ctx, "proc", probeTimeout, attr); err != nil {
 		return fail(name, "cannot mount in namespaces of one's own: "+err.Error(), "run airlock as root with CAP_SYS_ADMIN, outside of a container or in a privileged one")
 	}
 	return ok(name, "in mount and pid namespaces of its own")
@@ -168,7 +170,7 @@ func kvm(ctx context.Context) Finding {
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return warn(name, "not usable: no /dev/kvm", later+": load the kvm_intel or kvm_amd module, or allow nested virtualisation for this machine")
 	}
-	if err := probe(ctx, "kvm", &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}); err != nil {
+	if err := probe(ctx, "kvm", kvmTimeout, &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}); err != nil {
 		why := err.Error()
 		if _, err := os.Stat("/sys/module/kvm_pvm"); err == nil {
 			why += " (kvm_pvm interprets a guest's kernel instead of running it)"
