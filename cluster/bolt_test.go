@@ -46,6 +46,10 @@ func TestBolt(t *testing.T) {
 	clustertest.Run(t, func(t *testing.T) cluster.Store { return open(t, filepath.Join(t.TempDir(), "state.db")) })
 }
 
+func TestMemory(t *testing.T) {
+	clustertest.Run(t, func(*testing.T) cluster.Store { return cluster.NewMemory() })
+}
+
 func TestBoltReopen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	s := open(t, path)
