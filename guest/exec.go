@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"io"
 	"os"
@@ -21,8 +20,6 @@ import (
 
 const (
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/.airlock/bin"
-	// tagVariable marks what an exec started, children of children included.
-	tagVariable = "AIRLOCK_EXEC"
 	// drainPause is how long output may pause, after the process itself has
 	// ended, before the exec counts as over: a background process may hold
 	// the pipe for ever. What it writes later is read and dropped.
@@ -38,7 +35,7 @@ const (
 type exec struct {
 	info channel.ProcessInfo
 	pid  int
-	id   string // value of tagVariable
+	mark uint64 // see tree
 	pty  bool
 
 	outputs []output
@@ -143,11 +140,11 @@ func (g *guest) launch(req channel.StartRequest) (*exec, error) {
 	hello := g.hello
 	g.mu.Unlock()
 	e := &exec{
-		info: channel.ProcessInfo{Tag: req.Tag, Cmd: req.Cmd, Args: req.Args, Env: req.Env, Cwd: req.Cwd, User: u.name},
-		id:   rand.Text(), pty: req.PTY != nil,
+		info:    channel.ProcessInfo{Tag: req.Tag, Cmd: req.Cmd, Args: req.Args, Env: req.Env, Cwd: req.Cwd, User: u.name},
+		pty:     req.PTY != nil,
 		writing: make(chan struct{}, 1), exit: make(chan struct{}), done: make(chan struct{}),
 	}
-	env, path, err := environment(u, hello.Env, req, e.id)
+	env, path, err := environment(u, hello.Env, req)
 	if err != nil {
 		return nil, err
 	}
@@ -188,6 +185,8 @@ func (g *guest) launch(req channel.StartRequest) (*exec, error) {
 	a.fds = child
 
 	g.mu.Lock()
+	g.lastMark--
+	e.mark, a.mark = g.lastMark, g.lastMark
 	pid, errno := spawn(a)
 	if errno == 0 {
 		e.pid = pid
@@ -244,7 +243,7 @@ func checkEnv(name, value string) error {
 }
 
 // environment returns the variables of a process, and its PATH.
-func environment(u account, sandbox map[string]string, req channel.StartRequest, id string) (env []string, path string, err error) {
+func environment(u account, sandbox map[string]string, req channel.StartRequest) (env []string, path string, err error) {
 	m := map[string]string{
 		"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "SHELL": u.shell,
 		"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8",
@@ -260,7 +259,6 @@ func environment(u account, sandbox map[string]string, req channel.StartRequest,
 			m[name] = value
 		}
 	}
-	m[tagVariable] = id
 	for name, value := range m {
 		env = append(env, name+"="+value)
 	}

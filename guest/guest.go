@@ -48,12 +48,13 @@ type guest struct {
 
 	// mu guards what follows. It is also held around every fork, wait and
 	// signal, so that a pid that is looked up cannot be reaped meanwhile.
-	mu      sync.Mutex
-	hello   channel.Hello
-	execs   map[int]*exec // by pid, until all output is read
-	ended   []*exec       // oldest first
-	linger  int           // pipes that are drained after their exec ended
-	helpers map[string]*helper
+	mu       sync.Mutex
+	hello    channel.Hello
+	execs    map[int]*exec // by pid, until all output is read
+	ended    []*exec       // oldest first
+	lastMark uint64
+	linger   int // pipes that are drained after their exec ended
+	helpers  map[string]*helper
 
 	tree tree
 	wake chan struct{} // something was started: the watches look again
@@ -71,7 +72,7 @@ func Run(conn io.ReadWriteCloser, opts Options) error {
 	g := &guest{
 		opts: opts, accounts: accounts(opts.Etc), self: os.Getpid(),
 		execs: map[int]*exec{}, helpers: map[string]*helper{},
-		wake: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), lastMark: firstMark,
 	}
 	g.tree.init()
 	unix.Umask(0o022)

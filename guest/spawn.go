@@ -28,6 +28,7 @@ type spawnArgs struct {
 	tty    bool      // fds[0] becomes the controlling terminal
 	nofile uint64    // 0 leaves the limit
 	nproc  uint64    // 0 leaves the limit
+	mark   uint64    // RLIMIT_RSS, which no kernel enforces; 0 leaves it
 
 	step  spawnStep // out: what failed
 	errno syscall.Errno
@@ -60,7 +61,7 @@ func spawn(a *spawnArgs) (int, syscall.Errno) {
 	if len(a.groups) > 0 {
 		groups = &a.groups[0]
 	}
-	lim := [2]unix.Rlimit{{Cur: a.nofile, Max: a.nofile}, {Cur: a.nproc, Max: a.nproc}}
+	lim := [3]unix.Rlimit{{Cur: a.nofile, Max: a.nofile}, {Cur: a.nproc, Max: a.nproc}, {Cur: a.mark, Max: a.mark}}
 	syscall.ForkLock.Lock()
 	a.step = stepFork
 	pid, errno := spawnChild(a, groups, &lim)
@@ -87,7 +88,7 @@ func spawn(a *spawnArgs) (int, syscall.Errno) {
 //go:noinline
 //go:norace
 //go:nocheckptr
-func spawnChild(a *spawnArgs, groups *uint32, lim *[2]unix.Rlimit) (pid, errno uintptr) {
+func spawnChild(a *spawnArgs, groups *uint32, lim *[3]unix.Rlimit) (pid, errno uintptr) {
 	var (
 		i  int
 		e  syscall.Errno
@@ -120,6 +121,11 @@ func spawnChild(a *spawnArgs, groups *uint32, lim *[2]unix.Rlimit) (pid, errno u
 	}
 	if a.nproc != 0 {
 		if _, _, e = syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, unix.RLIMIT_NPROC, uintptr(unsafe.Pointer(&lim[1])), 0, 0, 0); e != 0 {
+			goto fail
+		}
+	}
+	if a.mark != 0 {
+		if _, _, e = syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, unix.RLIMIT_RSS, uintptr(unsafe.Pointer(&lim[2])), 0, 0, 0); e != 0 {
 			goto fail
 		}
 	}

@@ -136,7 +136,7 @@ func sudoEnv(s sudoArgs, old []string, caller, target account) []string {
 	for _, v := range old {
 		name, value, _ := strings.Cut(v, "=")
 		if s.preserve || name == "TERM" || name == "LANG" || strings.HasPrefix(name, "LC_") || name == "TZ" ||
-			name == "COLORTERM" || name == tagVariable || slices.Contains(s.keep, name) {
+			name == "COLORTERM" || slices.Contains(s.keep, name) {
 			m[name] = value
 		}
 	}

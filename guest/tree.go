@@ -14,9 +14,13 @@ import (
 // tree attributes processes to the exec that started them. Parents are not
 // enough: a daemon's parent is PID 1. So what is known of a process is kept
 // while it lives, looked at often, and told by, in this order: what was known
-// before, its parent, the leader of its session, the tag in its environment.
-// A process that escapes all four (double fork, setsid and a cleared
-// environment, all between two looks) is nobody's; it ends with the sandbox.
+// before, its parent, the leader of its session, the mark it inherited.
+//
+// The mark is the limit RLIMIT_RSS: forks and programs inherit it, no kernel
+// enforces it, PID 1 may read it without the right to trace (the environment
+// it may not), and who is not privileged can only lower it. A process that
+// escapes all four (double fork, setsid and a lowered limit, all between two
+// looks) is nobody's; it ends with the sandbox.
 type tree struct {
 	wake chan struct{}
 
@@ -112,12 +116,12 @@ func (g *guest) look() []process {
 	t := &g.tree
 	g.mu.Lock()
 	mains := make(map[int]*exec, len(g.execs))
-	tags := make(map[string]*exec, len(g.execs))
+	marks := make(map[uint64]*exec, len(g.execs))
 	for pid, e := range g.execs {
 		if !e.exited {
 			mains[pid] = e
 		}
-		tags[e.id] = e
+		marks[e.mark] = e
 		t.sessions[pid] = e // it called setsid before it ran
 	}
 	g.mu.Unlock()
@@ -149,7 +153,7 @@ func (g *guest) look() []process {
 				p.exec = t.sessions[p.session]
 			}
 			if p.exec == nil && p.parent == g.self {
-				p.exec = tags[environTag(p.pid)]
+				p.exec = marks[markOf(p.pid)]
 			}
 		}
 		return p.exec
@@ -169,16 +173,20 @@ func (g *guest) look() []process {
 	return all
 }
 
-// environTag finds tagVariable in a process's environment.
-func environTag(pid int) string {
-	buf := make([]byte, 64<<10)
-	b := readSmall("/proc/"+strconv.Itoa(pid)+"/environ", buf)
-	for v := range bytes.SplitSeq(b, []byte{0}) {
-		if id, ok := bytes.CutPrefix(v, []byte(tagVariable+"=")); ok {
-			return string(id)
-		}
+// firstMark is above all real limits; the marks go down from it.
+const firstMark = 1 << 52
+
+// markOf returns a process's mark, or 0.
+func markOf(pid int) uint64 {
+	var buf [4096]byte
+	b := readSmall("/proc/"+strconv.Itoa(pid)+"/limits", buf[:])
+	_, b, _ = bytes.Cut(b, []byte("\nMax resident set"))
+	f := strings.Fields(string(b[:min(len(b), 60)])) // soft, hard
+	if len(f) < 2 {
+		return 0
 	}
-	return ""
+	mark, _ := strconv.ParseUint(f[1], 10, 64)
+	return mark
 }
 
 // members returns the live processes of e.
