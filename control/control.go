@@ -341,6 +341,7 @@ func (c *Sandboxes) follow(l *live) {
 		}
 	})
 	outcome := airlock.SandboxKilled
+	waiter.Go(func() { l.probe(ctx) })
 	channelGone := l.mux.Done()
 	timer := time.NewTimer(time.Until(l.get().EndAt))
 	defer timer.Stop()
@@ -374,6 +375,35 @@ wait:
 	l.outcome = outcome
 	l.mu.Unlock()
 	c.end(l, outcome)
+}
+
+// A guest can be stopped by root inside; then it answers nothing, and its
+// sandbox is ended. Many probes are left out on a busy host before that.
+const (
+	probeEvery  = 15 * time.Second
+	probeAnswer = 60 * time.Second
+)
+
+// probe asks the guest for a sign of life until ctx ends or it gives none.
+func (l *live) probe(ctx context.Context) {
+	ticker := time.NewTicker(probeEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.mux.Done():
+			return
+		case <-ticker.C:
+		}
+		ask, cancel := context.WithTimeout(ctx, probeAnswer)
+		_, err := channel.Call[channel.Usage](ask, l.mux, channel.MethodUsage, channel.Empty{})
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			l.mux.Close() // follow takes it from here
+			return
+		}
+	}
 }
 
 // end removes a sandbox. What fails is tried again until it works: a sandbox

@@ -201,7 +201,7 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 			out.Message = fmt.Sprintf("exit status %d", out.ExitCode)
 		}
 	case airlock.Signaled:
-		out.Message = "signal: " + out.Signal
+		out.Message = "signal: " + signalWord(out.Signal)
 	case airlock.OOM:
 		out.Message = fmt.Sprintf("out of memory: the sandbox's limit of %d MiB was reached and its largest process ended; ask for more with limits.memoryMB", e.g.Sandbox.Limits.MemoryMB)
 	case airlock.Timeout:
@@ -210,6 +210,17 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 		out.Message = fmt.Sprintf("output limit: more than %d bytes were written and the command was killed; ask for more with limits.outputBytes", e.g.Sandbox.Limits.OutputBytes)
 	}
 	return ExecEvent{End: out}
+}
+
+// signalWord is how E2B and shells call the two common ones.
+func signalWord(name string) string {
+	switch name {
+	case "SIGKILL":
+		return "killed"
+	case "SIGTERM":
+		return "terminated"
+	}
+	return name
 }
 
 // lost makes an end of a stream that broke off.

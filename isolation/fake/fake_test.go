@@ -27,6 +27,6 @@ func TestConformance(t *testing.T) {
 			return []string{fmt.Sprint(world.Count(), " sandboxes")}
 		},
 		Echo: "echo",
-		Exit: "exit",
+		Exit: func(code int) (string, []string) { return "exit", []string{fmt.Sprint(code)} },
 	})
 }

@@ -226,6 +226,31 @@ func (c *cgroups) removeBase() {
 	}
 }
 
+// watchOOM returns a file that becomes readable when the group runs out of
+// memory. Version 1 needs it, since its kernel ends one process where the
+// whole group has to go; version 2 has memory.oom.group and gets nil.
+func (c *cgroups) watchOOM(id string) (*os.File, error) {
+	if c.v2 {
+		return nil, nil
+	}
+	dir := filepath.Join(c.roots["memory"], c.base, id)
+	control, err := os.Open(filepath.Join(dir, "memory.oom_control"))
+	if err != nil {
+		return nil, fmt.Errorf("watch for want of memory: %w", err)
+	}
+	defer control.Close()
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("watch for want of memory: %w", err)
+	}
+	event := os.NewFile(uintptr(fd), "oom")
+	if err := writeCgroup(dir, "cgroup.event_control", fmt.Sprintf("%d %d", fd, control.Fd())); err != nil {
+		event.Close()
+		return nil, err
+	}
+	return event, nil
+}
+
 // oomKills counts the kernel's kills for want of memory in the group.
 func (c *cgroups) oomKills(id string) int64 {
 	file := "memory.oom_control"

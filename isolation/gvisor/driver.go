@@ -355,12 +355,40 @@ func (s *sandbox) watch() (err error) {
 			s.reaped.Go(func() { s.goferExit.wait() })
 		}
 	}
+	oom, err := s.d.cg.watchOOM(s.id)
+	if err != nil {
+		return err
+	}
+	if oom != nil {
+		s.reaped.Go(func() { s.endAtWall(oom) })
+	}
 	s.reaped.Go(func() {
+		if oom != nil {
+			defer oom.Close() // ends endAtWall
+		}
 		status, known := s.sandboxExit.wait()
 		s.exit = s.why(status, known)
 		close(s.ended)
 	})
 	return nil
+}
+
+// endAtWall ends the whole sandbox when the kernel begins to end parts of it
+// for want of memory: half a sandbox is no sandbox.
+func (s *sandbox) endAtWall(oom *os.File) {
+	buf := make([]byte, 8)
+	for {
+		if _, err := oom.Read(buf); err != nil {
+			return
+		}
+		for range 100 { // the event comes before the kill
+			if s.d.cg.oomKills(s.id) > 0 {
+				s.sandboxExit.kill()
+				return
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
 }
 
 func (s *sandbox) why(status unix.WaitStatus, known bool) isolation.Exit {

@@ -94,4 +94,9 @@ func (p *processExit) wait() (status unix.WaitStatus, known bool) {
 	}
 }
 
-func (p *processExit) kill() { unix.PidfdSendSignal(int(p.file.Fd()), unix.SIGKILL, nil, 0) }
+// kill ends the process; of one that has ended already it is a no-op.
+func (p *processExit) kill() {
+	if raw, err := p.file.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	}
+}

@@ -34,9 +34,8 @@ type Harness struct {
 	// Left lists what exists on the host for sandboxes of this driver:
 	// directories, control groups, processes.
 	Left func() []string
-	// Echo is a command that prints its arguments, Exit one that ends with
-	// the code that is its argument.
-	Echo, Exit string
+	Echo string                            // a command that prints its arguments
+	Exit func(code int) (string, []string) // a command that ends with a code
 	// Isolates says that the guest is a real one behind a real wall.
 	Isolates bool
 	// Host gives the hostile cases something to look for on this machine.
@@ -63,6 +62,10 @@ type box struct {
 	isolation.Sandbox
 	mux  *channel.Mux
 	spec isolation.Spec
+}
+
+func command(cmd string, args []string) channel.StartRequest {
+	return channel.StartRequest{Cmd: cmd, Args: args}
 }
 
 func (h Harness) create(t *testing.T, change func(*isolation.Spec), hello func(*channel.Hello)) *box {
@@ -207,7 +210,7 @@ func life(t *testing.T, h Harness) {
 	t.Run("exit codes pass through", func(t *testing.T) {
 		b := h.create(t, nil, nil)
 		for _, code := range []int{0, 1, 7, 255} {
-			if r := exec(t, b.mux, channel.StartRequest{Cmd: h.Exit, Args: []string{fmt.Sprint(code)}}); r.end.ExitCode != code {
+			if r := exec(t, b.mux, command(h.Exit(code))); r.end.ExitCode != code {
 				t.Errorf("exit %d: got %+v", code, r.end)
 			}
 		}
