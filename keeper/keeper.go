@@ -112,33 +112,40 @@ func Run(log *slog.Logger, name string) int {
 	signal.Notify(children, unix.SIGCHLD)
 
 	held := map[string]*os.File{}
-	quick := 0
+	failures := -1 // starts in a row that did not get ready; -1 until the first is
 	for {
 		s, err := start(name, held)
 		if err != nil {
 			log.Error("start the server", "err", err)
 			return 1
 		}
-		began := time.Now()
 		code, stop := supervise(s, signals, children)
 		ready := <-s.ready
 		switch {
 		case stop:
 			return code
-		case !ready:
-			return max(code, 1)
-		case time.Since(began) < 2*time.Second:
-			quick++
+		case ready:
+			failures = 0
+		case failures < 0:
+			return max(code, 1) // it has said why
 		default:
-			quick = 0
+			failures++
 		}
-		if quick >= 5 {
-			log.Error("the server keeps ending right after its start; giving up", "code", code)
+		if failures > maxFailures {
+			// Nobody ends sandboxes when their time is over: end them all.
+			log.Error("the server does not get ready any more; giving up, and all sandboxes end", "code", code)
 			return 1
 		}
 		log.Warn("the server ended and is started again; sandboxes go on", "code", code, "held", len(held))
+		time.Sleep(time.Duration(failures) * failureWait)
 	}
 }
+
+// A server that cannot get ready is tried for about a minute.
+const (
+	maxFailures = 10
+	failureWait = time.Second
+)
 
 type server struct {
 	pid     int
