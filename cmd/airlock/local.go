@@ -98,8 +98,12 @@ func local(ctx context.Context, o cli.RunOptions) (_ cli.Runner, err error) {
 	if err != nil {
 		return nil, err
 	}
+	disk, err := diskDir(o.DataDir)
+	if err != nil {
+		return nil, err
+	}
 	driver, err := gvisor.New(gvisor.Config{
-		RuntimeDir: runtimeDir, DiskDir: filepath.Join(o.DataDir, "disk"), CgroupBase: cgroupBase(o.DataDir, "-run-"+name), DebugDir: os.Getenv("AIRLOCK_GVISOR_DEBUG"), Exe: runscExe(),
+		RuntimeDir: runtimeDir, DiskDir: disk, CgroupBase: cgroupBase(o.DataDir, "-run-"+name), DebugDir: os.Getenv("AIRLOCK_GVISOR_DEBUG"), Exe: runscExe(),
 	})
 	if err != nil {
 		return nil, err

@@ -5,9 +5,12 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 
 	"golang.org/x/sys/unix"
@@ -80,4 +83,27 @@ func settle() error {
 		return err
 	}
 	return unix.Mount("tmpfs", runtimeDir, "tmpfs", unix.MS_NODEV, "mode=0711")
+}
+
+// diskDir shows the data directory's place for overlays under a plain path,
+// since gVisor takes it in a list that commas separate. It outlives servers.
+func diskDir(dataDir string) (string, error) {
+	real, shown := filepath.Join(dataDir, "disk"), filepath.Join(runtimeDir, "disk")
+	for _, dir := range []string{real, shown} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return "", fmt.Errorf("make the directory for overlays: %w", err)
+		}
+	}
+	a, errA := os.Stat(real)
+	b, errB := os.Stat(shown)
+	if err := errors.Join(errA, errB); err != nil {
+		return "", fmt.Errorf("look at the directory for overlays: %w", err)
+	}
+	if os.SameFile(a, b) {
+		return shown, nil
+	}
+	if err := unix.Mount(real, shown, "", unix.MS_BIND, ""); err != nil {
+		return "", fmt.Errorf("show the directory for overlays: %w", err)
+	}
+	return shown, nil
 }

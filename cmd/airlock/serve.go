@@ -118,8 +118,12 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	disk, err := diskDir(o.DataDir)
+	if err != nil {
+		return err
+	}
 	driver, err := gvisor.New(gvisor.Config{
-		RuntimeDir: runtimeDir, DiskDir: filepath.Join(o.DataDir, "disk"), CgroupBase: cgroupBase(o.DataDir, ""),
+		RuntimeDir: runtimeDir, DiskDir: disk, CgroupBase: cgroupBase(o.DataDir, ""),
 		Keeper: held, OwnNamespace: true, DebugDir: os.Getenv("AIRLOCK_GVISOR_DEBUG"), Exe: runscExe(), Log: log,
 	})
 	if err != nil {
