@@ -36,14 +36,15 @@ const (
 	// MaxPacket is the largest packet.
 	MaxPacket = headerSize + MaxPayload
 	// MaxMessage is the largest message, made of several packets.
-	MaxMessage = 512 << 10
+	MaxMessage = 192 << 10
 	// window is what one side may send on one stream before the other has
 	// read it. Every packet costs its payload and frameCost. It is larger
 	// than a whole message, so that a message can always be completed.
-	window    = 1 << 20
+	window    = 256 << 10
 	frameCost = 64
-	// maxStreams bounds the streams open at one time.
-	maxStreams = 1024
+	// maxStreams bounds the streams open at one time, and with window what
+	// a hostile guest can make the host keep: 64 MiB.
+	maxStreams = 256
 	// writeTimeout is how long a peer may refuse to take one packet before
 	// the session counts as dead.
 	writeTimeout = 60 * time.Second

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 
 	"airlock.dev/airlock"
@@ -44,8 +45,11 @@ func RecvReply[Reply any](ctx context.Context, s *Stream, method string) (Reply,
 	return reply, nil
 }
 
+// maxAll bounds the replies of one CallAll together, in bytes.
+const maxAll = 8 << 20
+
 // CallAll makes a call whose replies end with the stream; more than limit of
-// them are an error.
+// them, or more than maxAll bytes, are an error.
 func CallAll[Reply any](ctx context.Context, m *Mux, method string, req any, limit int) ([]Reply, error) {
 	s, err := m.Open(ctx, method, req)
 	if err != nil {
@@ -53,6 +57,7 @@ func CallAll[Reply any](ctx context.Context, m *Mux, method string, req any, lim
 	}
 	defer s.Close()
 	var all []Reply
+	size := 0
 	for {
 		_, body, err := s.Recv(ctx)
 		if errors.Is(err, io.EOF) {
@@ -61,8 +66,8 @@ func CallAll[Reply any](ctx context.Context, m *Mux, method string, req any, lim
 		if err != nil {
 			return nil, err
 		}
-		if len(all) >= limit {
-			return nil, airlock.Errorf(airlock.TooLarge, "the answer has more than %d entries", limit)
+		if size += len(body); len(all) >= limit || size > maxAll {
+			return nil, &airlock.Error{Code: airlock.TooLarge, Message: fmt.Sprintf("the answer has more than %d entries or %d MiB", limit, maxAll>>20), Hint: "ask for a part of it, or run a command that does"}
 		}
 		var reply Reply
 		if err := json.Unmarshal(body, &reply); err != nil {

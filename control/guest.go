@@ -30,7 +30,7 @@ type Guest struct {
 func (g *Guest) Gone() <-chan struct{} { return g.mux.Done() }
 
 // maxEntries bounds a directory listing.
-const maxEntries = 100_000
+const maxEntries = 20_000
 
 // ExecEvent is one thing that happened to an exec. Exactly one of the fields
 // is set, Data with its stream.
