@@ -287,6 +287,7 @@ func rpcError(err error) error {
 		connect.CodeNotFound:           airlock.NotFound,
 		connect.CodeAlreadyExists:      airlock.Exists,
 		connect.CodeResourceExhausted:  airlock.Exhausted,
+		connect.CodeOutOfRange:         airlock.TooLarge,
 		connect.CodeCanceled:           airlock.Canceled,
 		connect.CodeDeadlineExceeded:   airlock.Deadline,
 		connect.CodeUnavailable:        airlock.Unavailable,
