@@ -41,6 +41,21 @@ func (s *running) memory(line string) int64 {
 	return kb << 10
 }
 
+// written is how much the server has written to whatever, in bytes.
+func (s *running) written() int64 {
+	s.t.Helper()
+	counts, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", s.server()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(counts), "wchar:")
+	var n int64
+	if _, err := fmt.Sscan(rest, &n); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
 // TestMuchOutput has 100 MB written by a program that a client reads slowly,
 // with a pause: nothing is lost, and the server does not hold it either.
 func TestMuchOutput(t *testing.T) {
@@ -58,7 +73,7 @@ func TestMuchOutput(t *testing.T) {
 	if err := sb.Upload(t.Context(), "big", data(), 0); err != nil {
 		t.Fatal(err)
 	}
-	uploaded := s.memory("VmHWM")
+	uploaded, written := s.memory("VmHWM"), s.written()
 
 	msg, err := proto.Marshal(&envd.StartRequest{Process: &envd.ProcessConfig{Cmd: "/bin/cat", Args: []string{"big"}}})
 	if err != nil {
@@ -114,6 +129,7 @@ func TestMuchOutput(t *testing.T) {
 		if !paused && n > size/3 {
 			paused = true
 			time.Sleep(3 * time.Second)
+			must(t, sb, "pgrep -x cat") // it waits for us
 		}
 		// 16 MB a second: what the reader has not asked for yet stays in the program.
 		if due := start.Add(time.Duration(n) * time.Second / 16_000_000); time.Until(due) > 5*time.Millisecond {
@@ -124,6 +140,9 @@ func TestMuchOutput(t *testing.T) {
 	t.Logf("%d bytes in %.1f s; the server's RSS was %.1f MB before, %.1f MB at its peak (%.1f MB after the upload)", n, time.Since(start).Seconds(), mb(before), mb(peak), mb(uploaded))
 	if n != size || !bytes.Equal(got.Sum(nil), sum.Sum(nil)) || end.GetExitCode() != 0 || !end.GetExited() {
 		t.Errorf("%d bytes, SHA-256 %x, want %x; end %v", n, got.Sum(nil), sum.Sum(nil), end)
+	}
+	if through := s.written() - written; through < size {
+		t.Errorf("the process whose memory was read wrote %d bytes: it is not the one that serves", through)
 	}
 	if grown := peak - before; grown >= 64<<20 {
 		t.Errorf("the server's RSS grew by %.1f MB", mb(grown))
