@@ -201,6 +201,7 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600); err != nil {
 		return nil, fmt.Errorf("write the sandbox's spec: %w", err)
 	}
+	// Until the start below only gVisor's own code runs.
 	c, err := container.New(conf, container.Args{ID: spec.ID, Spec: oci, BundleDir: dir, PassFiles: map[int]*os.File{3: theirs}})
 	if err != nil {
 		return nil, fmt.Errorf("boot the application kernel: %w", err)
@@ -210,18 +211,27 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	if err := s.watch(); err != nil {
 		return nil, err
 	}
-	if err := s.place(); err != nil {
-		return nil, err
-	}
 	if data, err = json.Marshal(s.meta); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "meta.json"), data, 0o600); err != nil {
 		return nil, fmt.Errorf("remember the sandbox: %w", err)
 	}
-	// Until here only gVisor's own code ran. The start runs the guest.
-	if err := c.Start(conf); err != nil {
+	// Moving processes takes the host's kernel as long as the start takes
+	// gVisor, so both happen at once. The start runs the guest, which is
+	// ours; user code runs only after Create, in the groups.
+	placed := make(map[int]bool)
+	moved := make(chan error, 1)
+	go func() { moved <- s.place(placed) }()
+	err = c.Start(conf)
+	if moveErr := <-moved; err == nil {
+		err = moveErr
+	}
+	if err != nil {
 		return nil, fmt.Errorf("start the guest: %w", err)
+	}
+	if err := s.place(placed); err != nil { // what was forked meanwhile by one not yet moved
+		return nil, err
 	}
 	if err := d.cg.limitCPU(spec.ID, spec.Limits.CPUs); err != nil {
 		return nil, err
@@ -324,11 +334,9 @@ func ociSpec(spec isolation.Spec) *specs.Spec {
 	}
 }
 
-// place moves every host process of the sandbox into its control group.
-// Before the start no user code runs that could outrun it, and whatever is
-// forked later is born in the group.
-func (s *sandbox) place() error {
-	done := map[int]bool{}
+// place moves the sandbox's host processes that are not in done into its
+// control group; what they fork from then on is born there.
+func (s *sandbox) place(done map[int]bool) error {
 	for fresh := true; fresh; {
 		fresh = false
 		for _, pid := range append(descendants(s.meta.PID), descendants(s.meta.Gofer)...) {
