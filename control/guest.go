@@ -59,6 +59,7 @@ type Exec struct {
 	mu     sync.Mutex      // guards ref and why
 	timer  *time.Timer
 	done   bool
+	cut    bool // output was dropped: whatever ended it, the result is not whole
 }
 
 // Start starts a process. After timeout, if it is not 0, its whole tree is
@@ -155,6 +156,7 @@ func (e *Exec) Recv(ctx context.Context) (ExecEvent, error) {
 			if int64(len(body)) > e.budget {
 				body = body[:e.budget]
 				e.budget = 0
+				e.cut = true
 				go e.stop(airlock.OutputLimit) // bounded by stopGrace
 			} else {
 				e.budget -= int64(len(body))
@@ -188,7 +190,9 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 	default:
 		out.Outcome = airlock.Exited // a guest cannot claim the host's reasons
 	}
-	if why := e.reason(); why != "" && (out.Signal != "" || out.Outcome != airlock.Exited) {
+	if e.cut {
+		out.Outcome = airlock.OutputLimit
+	} else if why := e.reason(); why != "" && (out.Signal != "" || out.Outcome != airlock.Exited) {
 		out.Outcome = why
 	}
 	if out.Outcome != airlock.Exited {
