@@ -322,7 +322,7 @@ func TestProcessStreams(t *testing.T) {
 			`0 {"event":{"start":{"pid":4}}}`, `2 {"error":{"code":"deadline_exceeded","message":"timeout: the command ran longer than its deadline and was killed"}}`}},
 		{"memory", `{"process":{"cmd":"oom"}}`, nil, []string{
 			`0 {"event":{"start":{"pid":5}}}`,
-			`0 {"event":{"end":{"exitCode":-1,"status":"oom","error":"out of memory: the sandbox's limit of 512 MiB was reached and its largest process ended; ask for more with limits.memoryMB"}}}`, `2 {}`}},
+			`0 {"event":{"end":{"exitCode":-1,"status":"oom","error":"out of memory: the sandbox's limit of 512 MiB was reached and its largest process ended; ask for more with limits.memoryMB (--memory)"}}}`, `2 {}`}},
 		{"unknown user", `{"process":{"cmd":"echo"}}`, []string{"Authorization", "Basic " + b64("eve:")}, []string{
 			`2 {"error":{"code":"unauthenticated","message":"invalid username: 'eve'"}}`}},
 		{"no command", `{}`, nil, []string{`2 {"error":{"code":"invalid_argument","message":"process.cmd is missing: name a program"}}`}},

@@ -82,8 +82,7 @@ type Mux struct {
 	conn  io.ReadWriteCloser
 	serve Handler // nil on the host's side
 
-	writeMu sync.Mutex
-	epoch   uint64 // guest: streams of older epochs may not write; guarded by writeMu
+	writeMu sync.Mutex // the order of packets
 
 	mu      sync.Mutex
 	streams map[uint32]*Stream
@@ -509,7 +508,7 @@ func (s *Stream) credited(n int) error {
 // credit. It returns early when ctx or the stream ends.
 func (s *Stream) Send(ctx context.Context, tag byte, body []byte) error {
 	if len(body) > MaxMessage {
-		return airlock.Errorf(airlock.TooLarge, "the message has %d bytes and the most is %d", len(body), MaxMessage)
+		return &airlock.Error{Code: airlock.TooLarge, Message: fmt.Sprintf("arguments and environment have %d bytes together and the most is %d", len(body), MaxMessage), Hint: "pass large input in a file or on standard input"}
 	}
 	for {
 		part := body[:min(len(body), MaxPayload)]

@@ -263,8 +263,17 @@ and no network, and is thrown away afterwards.
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usage(cmd, "%v", err)
+		text := err.Error()
+		switch {
+		case strings.Contains(text, "missing unit in duration"), strings.Contains(text, "time: invalid duration"):
+			return airlock.Invalidf("", "give a duration such as 30s or 10m", "%s", text)
+		case cmd.Annotations[runsPrograms] != "" && strings.Contains(text, "unknown"):
+			return airlock.Invalidf("", "put the program's own arguments after `--`; see `"+cmd.CommandPath()+" --help`", "%s", text)
+		}
+		return usage(cmd, "%s", text)
 	})
+	root.Version = a.Version
+	root.SetVersionTemplate("airlock {{.Version}}\n")
 	flags := root.PersistentFlags()
 	flags.BoolVar(&a.json, "json", false, "print JSON, one object a line")
 	flags.StringVar(&a.dataDir, "data-dir", env("AIRLOCK_DATA_DIR", DefaultDataDir), "state of the server on this machine (AIRLOCK_DATA_DIR)")
@@ -376,6 +385,8 @@ type limitFlags struct {
 	cpu          float64
 	memory, disk string
 	processes    int
+	openFiles    int
+	output       int64
 }
 
 func (l *limitFlags) add(cmd *cobra.Command) {
@@ -385,16 +396,19 @@ func (l *limitFlags) add(cmd *cobra.Command) {
 	f.StringVar(&l.memory, "memory", fmt.Sprintf("%dMiB", def.MemoryMB), "memory; MB and MiB are both 2^20 bytes")
 	f.StringVar(&l.disk, "disk", fmt.Sprintf("%dMiB", def.DiskMB), "what may be written to files")
 	f.IntVar(&l.processes, "processes", def.Processes, "processes and threads")
+	f.IntVar(&l.openFiles, "open-files", def.OpenFiles, "files that one process may have open")
+	f.Int64Var(&l.output, "output-bytes", def.OutputBytes, "bytes that one command may print")
 }
 
 // flagOf says which flag sets which field of the limits.
 var flagOf = map[string]string{
 	"limits.cpus": "--cpu", "limits.memoryMB": "--memory", "limits.diskMB": "--disk", "limits.processes": "--processes",
+	"limits.openFiles": "--open-files", "limits.outputBytes": "--output-bytes",
 }
 
 func (l *limitFlags) limits() (airlock.Limits, error) {
 	limits := airlock.DefaultLimits
-	limits.CPUs, limits.Processes = l.cpu, l.processes
+	limits.CPUs, limits.Processes, limits.OpenFiles, limits.OutputBytes = l.cpu, l.processes, l.openFiles, l.output
 	var err error
 	if limits.MemoryMB, err = parseMB("--memory", l.memory); err != nil {
 		return limits, err

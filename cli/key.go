@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -88,6 +89,9 @@ other:
 		Short: "Revoke a key: it is refused from the next request on",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if strings.HasPrefix(args[0], "e2b_") {
+				return airlock.Invalidf("ID", "give the id that `airlock key list` shows", "that is a key's secret, not its id")
+			}
 			c, err := a.server()
 			if err != nil {
 				return err

@@ -179,6 +179,9 @@ func (s *Sandbox) broken(ctx, running context.Context, pid uint32, err error) (E
 	if pid != 0 && !s.Healthy() {
 		return ExecResult{ExitCode: -1, Outcome: airlock.SandboxKilled, Message: "the sandbox was killed or reached its end of life"}, nil
 	}
+	if pid != 0 && errors.Is(err, io.ErrUnexpectedEOF) {
+		return ExecResult{}, airlock.Errorf(airlock.Unavailable, "the connection to the server was lost; the command may still run in sandbox %s with pid %d", s.ID, pid).Because(err)
+	}
 	return ExecResult{}, rpcError(err)
 }
 

@@ -207,11 +207,11 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 	case airlock.Signaled:
 		out.Message = "signal: " + signalWord(out.Signal)
 	case airlock.OOM:
-		out.Message = fmt.Sprintf("out of memory: the sandbox's limit of %d MiB was reached and its largest process ended; ask for more with limits.memoryMB", e.g.Sandbox.Limits.MemoryMB)
+		out.Message = fmt.Sprintf("out of memory: the sandbox's limit of %d MiB was reached and its largest process ended; ask for more with limits.memoryMB (--memory)", e.g.Sandbox.Limits.MemoryMB)
 	case airlock.Timeout:
 		out.Message = "timeout: the command ran longer than its deadline and was killed"
 	case airlock.OutputLimit:
-		out.Message = fmt.Sprintf("output limit: more than %d bytes were written and the command was killed; ask for more with limits.outputBytes", e.g.Sandbox.Limits.OutputBytes)
+		out.Message = fmt.Sprintf("output limit: more than %d bytes were written and the command was killed; ask for more with limits.outputBytes (--output-bytes)", e.g.Sandbox.Limits.OutputBytes)
 	}
 	return ExecEvent{End: out}
 }
@@ -239,7 +239,7 @@ func (e *Exec) lost(err error) (ExecEvent, error) {
 		msg := "the sandbox was killed or reached its end of life"
 		switch why {
 		case airlock.SandboxOOM:
-			msg = fmt.Sprintf("the sandbox ran out of memory (limit %d MiB) and was ended; ask for more with limits.memoryMB", e.g.Sandbox.Limits.MemoryMB)
+			msg = fmt.Sprintf("the sandbox ran out of memory (limit %d MiB) and was ended; ask for more with limits.memoryMB (--memory)", e.g.Sandbox.Limits.MemoryMB)
 		case airlock.SandboxFailed:
 			msg = "the sandbox ended unexpectedly"
 		}

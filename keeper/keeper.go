@@ -355,7 +355,7 @@ func (c *Client) Ready() error {
 	return send(c.conn, opReady, "", nil)
 }
 
-// Context ends when the process is asked to stop; its cause is Reload when
+// Context ends when the process is asked to stop; its cause is ErrReload when
 // only the server is to be replaced and sandboxes go on.
 func Context() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -365,7 +365,7 @@ func Context() (context.Context, context.CancelFunc) {
 		select {
 		case sig := <-signals:
 			if sig == unix.SIGHUP {
-				cancel(Reload)
+				cancel(ErrReload)
 			} else {
 				cancel(context.Canceled)
 			}
@@ -375,5 +375,5 @@ func Context() (context.Context, context.CancelFunc) {
 	return ctx, func() { cancel(nil) }
 }
 
-// Reload is the cause of a context that ends for the sake of a new server.
-var Reload = errors.New("the server is replaced")
+// ErrReload is the cause of a context that ends for the sake of a new server.
+var ErrReload = errors.New("the server is replaced")

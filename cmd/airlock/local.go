@@ -69,8 +69,7 @@ func runLocal() int {
 // localRunner is one sandbox in this process.
 type localRunner struct {
 	*control.Guest
-	sandboxes *control.Sandboxes
-	close     []func() error
+	close []func() error
 }
 
 func local(ctx context.Context, o cli.RunOptions) (_ cli.Runner, err error) {

@@ -174,11 +174,12 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	log.Info("ready", "listen", tcp.Addr().String(), "memoryMB", host.MemoryMB, "diskMB", host.DiskMB)
 
 	<-ctx.Done()
-	reload := errors.Is(context.Cause(ctx), keeper.Reload)
+	reload := errors.Is(context.Cause(ctx), keeper.ErrReload)
 	stop, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if !reload {
-		sandboxes.Close(true) // ends the streams too, so that the servers below have little to wait for
+		log.Info("stopping; all sandboxes end") // SIGHUP replaces the server and keeps them
+		sandboxes.Close(true)                   // ends the streams too, so that the servers below have little to wait for
 		driver.Close()
 		os.Remove(socket)
 	} else {
