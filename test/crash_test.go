@@ -170,6 +170,33 @@ func (c *crashing) killServer() {
 	c.replaced(old)
 }
 
+// settled returns the sandboxes that there are once the host holds exactly
+// them. A create that the killed server had not yet accepted may still reach
+// the next one and end there, since its client has left.
+func (c *crashing) settled(round int) (ids []string) {
+	c.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		list, err := c.client.List(c.t.Context(), nil) // answered once the new server has recovered
+		if err != nil {
+			c.t.Fatalf("round %d: %v", round, err)
+		}
+		ids = nil
+		for _, info := range list {
+			ids = append(ids, info.ID)
+		}
+		slices.Sort(ids)
+		kernels := len(c.processes()["runsc-sandbox"])
+		dirs, mounts := c.runtime()
+		groups := c.groups()
+		if slices.Equal(groups, ids) && slices.Equal(dirs, ids) && kernels == len(ids) && len(mounts) == 0 {
+			return ids
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("round %d: sandboxes %q, groups %q, directories %q, kernels %d, mounts %q", round, ids, groups, dirs, kernels, mounts)
+		}
+	}
+}
+
 // TestServerKilled kills the server at 20 random moments while sandboxes are
 // made and ended. A sandbox whose create was answered and whose kill was not
 // asked for must live; whatever else runs or is left must have an owner.
@@ -221,15 +248,7 @@ func TestServerKilled(t *testing.T) {
 		c.killServer()
 		ok()
 		wg.Wait()
-		list, err := c.client.List(ctx, nil) // answered once the new server has recovered
-		if err != nil {
-			t.Fatalf("round %d: %v", round, err)
-		}
-		var ids []string
-		for _, info := range list {
-			ids = append(ids, info.ID)
-		}
-		slices.Sort(ids)
+		ids := c.settled(round)
 		for id, sb := range alive {
 			if !slices.Contains(ids, id) {
 				t.Fatalf("round %d: the sandbox %s is lost", round, id)
@@ -238,11 +257,6 @@ func TestServerKilled(t *testing.T) {
 			if r, err := sb.Exec(ctx, client.ExecRequest{Cmd: "/bin/echo", Args: []string{"here"}, Stdout: &out, Stderr: io.Discard}); err != nil || out.String() != "here\n" {
 				t.Fatalf("round %d: %s does not answer: %+v, %v", round, id, r, err)
 			}
-		}
-		kernels := len(c.processes()["runsc-sandbox"])
-		dirs, mounts := c.runtime()
-		if groups := c.groups(); !slices.Equal(groups, ids) || !slices.Equal(dirs, ids) || kernels != len(ids) || len(mounts) != 0 {
-			t.Fatalf("round %d: sandboxes %q, groups %q, directories %q, kernels %d, mounts %q", round, ids, groups, dirs, kernels, mounts)
 		}
 	}
 	// The process that was started before the first kill has never stopped.
