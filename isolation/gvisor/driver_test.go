@@ -1,6 +1,7 @@
 package gvisor_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -170,6 +171,72 @@ func TestConformance(t *testing.T) {
 		Isolates: true,
 		Host:     plant(t),
 	})
+}
+
+// TestNothingLeaks starts sandboxes while the numbers of free descriptors are
+// high and others are being started: each gets its own control socket only.
+// (gVisor moves stdio to 253 and on, and refuses to start where one is taken.)
+func TestNothingLeaks(t *testing.T) {
+	bin := os.Getenv("AIRLOCK_TEST_BIN")
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", gvisor.UIDBase)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := gvisor.New(gvisor.Config{RuntimeDir: runtimeDir, DiskDir: t.TempDir(), CgroupBase: fmt.Sprintf("airlock-leak-%d", os.Getppid()), Exe: bin + "/airlock"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		if f.Fd() >= 235 {
+			break
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range 12 {
+		wg.Go(func() {
+			sb, err := d.Create(t.Context(), isolation.Spec{ID: fmt.Sprint("leak", i), RootFS: img.RootFS, Guest: img.Guest, Hostname: "sandbox", Limits: airlock.DefaultLimits})
+			if err != nil {
+				t.Errorf("create: %v", err)
+				return
+			}
+			t.Cleanup(func() { sb.Destroy(context.Background()) })
+		})
+	}
+	wg.Wait()
+	sockets := map[string]string{} // inode → path
+	table, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) == 8 {
+			sockets["socket:["+f[6]+"]"] = f[7]
+		}
+	}
+	own := 0
+	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, fd := range fds {
+		target, err := os.Readlink(fd)
+		path := sockets[target]
+		cmdline, _ := os.ReadFile(filepath.Dir(filepath.Dir(fd)) + "/cmdline")
+		if err != nil || !strings.Contains(path, "/runsc-") || !strings.HasPrefix(string(cmdline), "runsc-") {
+			continue
+		}
+		if id := strings.TrimSuffix(strings.SplitAfter(path, "/runsc-")[1], ".sock"); strings.Contains(string(cmdline), "\x00"+id+"\x00") {
+			own++
+		} else {
+			t.Errorf("%s is the control socket of %s, in %.40q", fd, id, cmdline)
+		}
+	}
+	if own < 12 {
+		t.Errorf("%d control sockets were found, want 12 or more", own)
+	}
 }
 
 // left lists what exists on the host for sandboxes.

@@ -28,6 +28,7 @@ func ReExecuted(args []string) bool {
 
 // Main runs a re-executed process. It does not return.
 func Main() {
+	closeLeaked(os.Args)
 	os.Args = withLimits(os.Args)
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "",
@@ -51,6 +52,41 @@ func CLI(args []string) {
 	}
 	cli.Run(nil, commands, nil)
 	os.Exit(128)
+}
+
+// closeLeaked closes what this process inherited unasked. runsc opens some
+// descriptors, control sockets among them, without close-on-exec; it was made
+// for a process that starts one sandbox, and a server that starts many would
+// leak one's into another's. What was given on purpose is named in the
+// arguments and numbered without gaps; the rest that an exec let through lacks
+// close-on-exec, which all that the Go runtime opened itself has.
+func closeLeaked(args []string) {
+	last := 2
+	for _, a := range args {
+		name, value, ok := strings.Cut(a, "=")
+		if !ok || !(strings.HasSuffix(name, "-fd") || strings.HasSuffix(name, "-fds")) {
+			continue
+		}
+		for _, v := range strings.Split(value, ",") {
+			host, _, _ := strings.Cut(v, ":") // --pass-fd=HOST:GUEST
+			if fd, err := strconv.Atoi(host); err == nil {
+				last = max(last, fd)
+			}
+		}
+	}
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return // without /proc gVisor itself does not start
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd <= last {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			unix.Close(fd)
+		}
+	}
 }
 
 // withLimits makes the application kernel show the sandbox's own memory and
