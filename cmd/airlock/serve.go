@@ -51,13 +51,16 @@ func lockDataDir(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)
 	}
+	if longest := len(unix.RawSockaddrUnix{}.Path) - 1 - len("/airlock.sock"); len(dir) > longest {
+		return nil, airlock.Invalidf("data-dir", fmt.Sprintf("choose one of at most %d bytes", longest), "the path of the data directory has %d bytes, too many for the socket in it", len(dir))
+	}
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the data directory's lock: %w", err)
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, &airlock.Error{Code: airlock.Conflict, Field: "data-dir", Message: fmt.Sprintf("another airlock serve uses %s", dir), Hint: "stop it or choose another --data-dir", Err: err}
+		return nil, &airlock.Error{Code: airlock.Conflict, Field: "data-dir", Message: fmt.Sprintf("another airlock serve uses %s", dir), Hint: "stop it or choose another --data-dir"}
 	}
 	return lock, nil
 }
@@ -267,7 +270,7 @@ func hostCapacity(dataDir string, maxMemoryMB int) (control.Capacity, error) {
 		return c, fmt.Errorf("read the host's memory: %w", err)
 	}
 	total := int(uint64(info.Totalram) * uint64(info.Unit) >> 20)
-	c.MemoryMB = total - max(1024, total/10)
+	c.MemoryMB = max(0, total-max(1024, total/10))
 	if maxMemoryMB > 0 {
 		c.MemoryMB = min(c.MemoryMB, maxMemoryMB)
 	}
@@ -276,7 +279,7 @@ func hostCapacity(dataDir string, maxMemoryMB int) (control.Capacity, error) {
 		return c, fmt.Errorf("read the free space of the data directory: %w", err)
 	}
 	free := int(fs.Bavail * uint64(fs.Bsize) >> 20)
-	c.DiskMB = free - max(1024, free/10)
+	c.DiskMB = max(0, free-max(1024, free/10))
 	threads := min(readInt("/proc/sys/kernel/pid_max", 32768), readInt("/proc/sys/kernel/threads-max", 32768))
 	c.Processes = threads - max(2048, threads/10)
 	var files unix.Rlimit
