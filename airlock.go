@@ -29,6 +29,14 @@ type Sandbox struct {
 	AccessToken string
 }
 
+// Root inside every sandbox is the host's user HostUserBase, and the users
+// after it follow, HostUsers of them: no real users of any host, so that the
+// host's own kernel denies them every file that is not open to all.
+const (
+	HostUserBase = 0x70000000
+	HostUsers    = 65536
+)
+
 // SandboxState is where a sandbox is in its life.
 type SandboxState string
 

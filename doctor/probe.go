@@ -13,18 +13,12 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"airlock.dev/airlock"
 )
 
 // probeArg makes a program that calls Main a probe.
 const probeArg = "doctor-probe"
-
-// UserBase and UserCount are the host users that a sandbox's users are: no
-// real user of any host, so that the kernel itself denies them every file that
-// is not open to all.
-const (
-	UserBase  = 0x70000000
-	UserCount = 65536
-)
 
 // Main runs a probe and exits, if this process was started as one; otherwise
 // it returns at once. A program that uses this package calls it first.
@@ -80,7 +74,7 @@ func probe(ctx context.Context, name string, timeout time.Duration, attr *syscal
 }
 
 func namespaces() *syscall.SysProcAttr {
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: UserBase, Size: UserCount}}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: airlock.HostUserBase, Size: airlock.HostUsers}}
 	return &syscall.SysProcAttr{
 		Cloneflags:                 unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		UidMappings:                ids,
@@ -97,7 +91,7 @@ func userNamespace(ctx context.Context) Finding {
 		return fail(name, "cannot make one: "+err.Error(),
 			"allow them: `sysctl user.max_user_namespaces=15000` (and kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0 where they exist); inside a container, run it privileged")
 	}
-	return ok(name, fmt.Sprintf("made one with user, mount, pid and network of its own, root in it is host user %d", UserBase))
+	return ok(name, fmt.Sprintf("made one with user, mount, pid and network of its own, root in it is host user %d", airlock.HostUserBase))
 }
 
 // probeUser checks from inside that root is mapped and alone.

@@ -93,7 +93,7 @@ func local(ctx context.Context, o cli.RunOptions) (_ cli.Runner, err error) {
 	if err != nil {
 		return nil, err
 	}
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, gvisor.UIDBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase)
 	if err != nil {
 		return nil, err
 	}

@@ -117,7 +117,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, gvisor.UIDBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase)
 	if err != nil {
 		return err
 	}

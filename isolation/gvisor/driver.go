@@ -40,10 +40,6 @@ import (
 	"airlock.dev/airlock/isolation"
 )
 
-// UIDBase is the host id that root inside every sandbox has; ids 0 to 65535
-// inside are UIDBase and on outside. The range belongs to no host user.
-const UIDBase = 0x70000000
-
 // Keeper keeps the host end of guest channels while servers come and go.
 type Keeper interface {
 	// Hold keeps a duplicate of f under id, in place of one before.
@@ -294,7 +290,7 @@ var guestCapabilities = []string{
 }
 
 func ociSpec(spec isolation.Spec) *specs.Spec {
-	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: UIDBase, Size: 65536}}
+	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: airlock.HostUserBase, Size: airlock.HostUsers}}
 	memory := int64(spec.Limits.MemoryMB) << 20
 	quota, period := int64(spec.Limits.CPUs*cpuPeriod), uint64(cpuPeriod)
 	return &specs.Spec{

@@ -139,7 +139,7 @@ func (h *holder) ids() []string {
 
 func TestConformance(t *testing.T) {
 	bin := os.Getenv("AIRLOCK_TEST_BIN")
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", gvisor.UIDBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", airlock.HostUserBase)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestConformance(t *testing.T) {
 // (gVisor moves stdio to 253 and on, and refuses to start where one is taken.)
 func TestNothingLeaks(t *testing.T) {
 	bin := os.Getenv("AIRLOCK_TEST_BIN")
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", gvisor.UIDBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", airlock.HostUserBase)
 	if err != nil {
 		t.Fatal(err)
 	}
