@@ -190,6 +190,9 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 	default:
 		out.Outcome = airlock.Exited // a guest cannot claim the host's reasons
 	}
+	if out.Outcome == airlock.Signaled && out.Signal == "SIGKILL" && e.reason() == "" && e.g.hitWall() {
+		out.Outcome = airlock.SandboxOOM
+	}
 	if e.cut {
 		out.Outcome = airlock.OutputLimit
 	} else if why := e.reason(); why != "" && (out.Signal != "" || out.Outcome != airlock.Exited) {
@@ -206,6 +209,8 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 		}
 	case airlock.Signaled:
 		out.Message = "signal: " + signalWord(out.Signal)
+	case airlock.SandboxOOM:
+		out.Message = e.g.wallMessage()
 	case airlock.OOM:
 		out.Message = fmt.Sprintf("out of memory: the sandbox's limit of %d MiB was reached and its largest process ended; ask for more with limits.memoryMB (--memory)", e.g.Sandbox.Limits.MemoryMB)
 	case airlock.Timeout:
@@ -214,6 +219,25 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 		out.Message = fmt.Sprintf("output limit: more than %d bytes were written and the command was killed; ask for more with limits.outputBytes (--output-bytes)", e.g.Sandbox.Limits.OutputBytes)
 	}
 	return ExecEvent{End: out}
+}
+
+// wallDelay is how long after one of its processes a sandbox may end that ran
+// into its memory wall.
+const wallDelay = 50 * time.Millisecond
+
+// hitWall says whether a killed process was the first to go of a sandbox that
+// is being ended for want of memory.
+func (g *Guest) hitWall() bool {
+	select {
+	case <-g.Gone():
+		return g.ended() == airlock.SandboxOOM
+	case <-time.After(wallDelay):
+		return false
+	}
+}
+
+func (g *Guest) wallMessage() string {
+	return fmt.Sprintf("the sandbox ran out of memory (limit %d MiB) and was ended; ask for more with limits.memoryMB (--memory)", g.Sandbox.Limits.MemoryMB)
 }
 
 // signalWord is how E2B and shells call the two common ones.
@@ -239,7 +263,7 @@ func (e *Exec) lost(err error) (ExecEvent, error) {
 		msg := "the sandbox was killed or reached its end of life"
 		switch why {
 		case airlock.SandboxOOM:
-			msg = fmt.Sprintf("the sandbox ran out of memory (limit %d MiB) and was ended; ask for more with limits.memoryMB (--memory)", e.g.Sandbox.Limits.MemoryMB)
+			msg = e.g.wallMessage()
 		case airlock.SandboxFailed:
 			msg = "the sandbox ended unexpectedly"
 		}

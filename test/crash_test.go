@@ -261,7 +261,7 @@ func TestServerKilled(t *testing.T) {
 	}
 	// The process that was started before the first kill has never stopped.
 	var out bytes.Buffer
-	if r, err := long.Exec(ctx, client.ExecRequest{Cmd: "/bin/sh", Args: []string{"-c", `kill -0 $(cat /tmp/pid) && a=$(cat /tmp/beat); sleep 0.3; [ "$a" != "$(cat /tmp/beat)" ] && echo beats`}, Stdout: &out, Stderr: io.Discard}); err != nil || out.String() != "beats\n" {
+	if r, err := long.Exec(ctx, client.ExecRequest{Cmd: "/bin/sh", Args: []string{"-c", `kill -0 $(cat /tmp/pid) || { echo gone; exit; }; a=$(cat /tmp/beat); for i in $(seq 100); do [ "$a" != "$(cat /tmp/beat)" ] && echo beats && exit; sleep 0.1; done; echo still`}, Stdout: &out, Stderr: io.Discard}); err != nil || out.String() != "beats\n" {
 		t.Errorf("the first process: %q, %+v, %v", out.String(), r, err)
 	}
 	list, err := c.client.List(ctx, nil)

@@ -79,7 +79,7 @@ func New(cfg Config) (*Driver, error) {
 		specutils.ExePath = cfg.Exe
 	}
 	gvlog.SetTarget(gvlog.GoogleEmitter{Writer: &gvlog.Writer{Next: io.Discard}})
-	for _, dir := range []string{cfg.RuntimeDir, filepath.Join(cfg.RuntimeDir, "s"), filepath.Join(cfg.RuntimeDir, "shared"), cfg.DiskDir} {
+	for _, dir := range []string{cfg.RuntimeDir, filepath.Join(cfg.RuntimeDir, "s"), cfg.DiskDir} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return nil, fmt.Errorf("make the driver's directories: %w", err)
 		}
@@ -260,9 +260,12 @@ func (d *Driver) config(dir string, spec isolation.Spec) (*config.Config, error)
 	config.RegisterFlags(flags)
 	args := []string{
 		"--root=" + filepath.Join(dir, "state"),
-		"--shared-root=" + filepath.Join(d.cfg.RuntimeDir, "shared"),
 		"--platform=systrap",
 		"--network=none",
+		// The default, one that all share, is joined by a thread of this
+		// process, which gVisor then restores to the namespace of the
+		// process's first thread, whichever that is in at the moment.
+		"--gofer-network-namespace=new",
 		"--ignore-cgroups", // see withLimits
 		"--allow-suid",     // sudo inside
 		"--host-settings=ignore",
