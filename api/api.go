@@ -3,7 +3,8 @@
 // exist, and for how long, is decided in control.
 //
 // One listener serves both planes: a request with the header E2b-Sandbox-Id
-// goes to the data plane of that sandbox, any other to the control plane.
+// goes to the data plane of that sandbox, as does a signed URL of a file; any
+// other goes to the control plane.
 // Start reading at routes, the table of everything that can be called.
 package api
 
@@ -31,6 +32,8 @@ type Sandboxes interface {
 	Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
 	Logs(ctx context.Context, p airlock.Principal, id string) ([]control.Event, error)
 	Open(ctx context.Context, id string) (*control.Guest, error)
+	// FindToken returns the running sandbox whose access token matches.
+	FindToken(match func(token string) bool) (id string, found bool)
 }
 
 // Keys is what the api asks of the API keys.
@@ -165,6 +168,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		preflight(w, r)
 	case len(r.Header["E2b-Sandbox-Id"]) > 0:
 		s.serveData(w, r)
+	case signedFile(r):
+		s.serveSigned(w, r)
 	default:
 		s.control.ServeHTTP(w, r)
 	}
@@ -205,6 +210,33 @@ func (s *server) serveData(w http.ResponseWriter, r *http.Request) {
 	stop := abortWhenGone(w, guest)
 	defer stop()
 	s.data.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), guestKey{}, guest)))
+}
+
+// maxSignedQuery holds the longest path there is, percent-encoded, and bounds
+// what a stranger can make us hash for each sandbox.
+const maxSignedQuery = 16 << 10
+
+// signedFile says whether this is a URL as the SDK makes it where all
+// sandboxes share an address: it names no sandbox.
+func signedFile(r *http.Request) bool {
+	return r.URL.Path == "/files" && (r.Method == http.MethodGet || r.Method == http.MethodPost) &&
+		len(r.URL.RawQuery) <= maxSignedQuery && r.URL.Query().Get("signature") != ""
+}
+
+// serveSigned finds the sandbox whose token made the signature. The gate
+// checks it again, and whether it has expired.
+func (s *server) serveSigned(w http.ResponseWriter, r *http.Request) {
+	query, op := r.URL.Query(), operation(r.Method)
+	id, found := s.Sandboxes.FindToken(func(token string) bool { return signatureMatches(query, op, token) })
+	if !found { // or it has ended: who holds the URL cannot know which
+		w.Header().Set("Access-Control-Allow-Origin", "*")
+		writeJSON(w, http.StatusUnauthorized, errorBody{Code: http.StatusUnauthorized, Message: "invalid signature"})
+		return
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set("E2b-Sandbox-Id", id)
+	r.Header.Set("E2b-Sandbox-Port", strconv.Itoa(envdPort))
+	s.serveData(w, r)
 }
 
 func (s *server) open(ctx context.Context, id string) (*control.Guest, error) {

@@ -451,7 +451,8 @@ func TestEndOfSandbox(t *testing.T) {
 		if _, err := s.next(); err != nil {
 			t.Fatal(err)
 		}
-		go c.end(id)
+		ended := make(chan struct{})
+		go func() { defer close(ended); c.end(id) }()
 		got, err := s.all()
 		if c.end0 == "" {
 			if err == nil || len(got) > 0 {
@@ -463,6 +464,7 @@ func TestEndOfSandbox(t *testing.T) {
 		if r := w.do("GET", "/health", "", address(id, "")...); r.status != 502 {
 			t.Errorf("%s: health is %d at the moment of the abort", c.what, r.status)
 		}
+		<-ended
 	}
 }
 

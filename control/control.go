@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -314,6 +315,20 @@ func (c *Sandboxes) forget(ctx context.Context, id string) error {
 		return fmt.Errorf("forget sandbox: %w", err)
 	}
 	return nil
+}
+
+// FindToken returns the running sandbox whose access token matches. It asks
+// for every sandbox, so that the time it takes tells nothing.
+func (c *Sandboxes) FindToken(match func(token string) bool) (id string, found bool) {
+	c.mu.Lock()
+	all := slices.Collect(maps.Values(c.live))
+	c.mu.Unlock()
+	for _, l := range all {
+		if sb := l.get(); match(sb.AccessToken) {
+			id, found = sb.ID, true
+		}
+	}
+	return id, found
 }
 
 // watch makes a sandbox visible and ends it when its time is over, when it is

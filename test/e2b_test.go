@@ -34,7 +34,11 @@ func TestE2B(t *testing.T) {
 		}
 	}
 	s := startServer(t)
-	cmd := exec.CommandContext(ctx, "node", "--test", "first-light.test.mjs")
+	suites, err := filepath.Glob(filepath.Join(dir, "*.test.mjs"))
+	if err != nil || len(suites) == 0 {
+		t.Fatalf("no suites in %s: %v", dir, err)
+	}
+	cmd := exec.CommandContext(ctx, "node", append([]string{"--test"}, suites...)...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "E2B_API_URL="+s.url, "E2B_SANDBOX_URL="+s.url, "E2B_API_KEY="+s.key("default", airlock.Client))
 	cmd.WaitDelay = 5 * time.Second
