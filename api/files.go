@@ -239,6 +239,9 @@ func (s *server) writeFiles(w http.ResponseWriter, r *request) error {
 	up.c.EnableFullDuplex() // fails where it is so already
 	err := up.run()
 	if err == nil {
+		// What a form or an archive needs ends before the body does. A
+		// client that is answered before it has sent all may break off.
+		io.CopyN(io.Discard, clientReader{up}, maxEpilogue)
 		writeJSON(w, http.StatusOK, up.written)
 		return nil
 	}
@@ -251,6 +254,9 @@ func (s *server) writeFiles(w http.ResponseWriter, r *request) error {
 	io.Copy(io.Discard, r.Body) // its end, or the deadline
 	return nil
 }
+
+// maxEpilogue bounds what may follow the last part of an upload.
+const maxEpilogue = 64 << 10
 
 // upload is a POST of files in progress.
 type upload struct {
