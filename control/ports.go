@@ -110,8 +110,10 @@ func (c *portConn) Close() error {
 	return nil
 }
 
-func (c *portConn) LocalAddr() net.Addr  { return &net.TCPAddr{} }
-func (c *portConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(c.port)} }
+func (c *portConn) LocalAddr() net.Addr { return &net.TCPAddr{} }
+func (c *portConn) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(c.port)}
+}
 
 func (c *portConn) SetDeadline(t time.Time) error {
 	c.read.set(t)
@@ -156,4 +158,3 @@ func (d *deadline) set(t time.Time) {
 		d.cancel()
 	}
 }
-

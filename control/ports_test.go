@@ -13,7 +13,7 @@ import (
 	"airlock.dev/airlock/control"
 )
 
-// open dials the port of the fake guest that echoes.
+// echo dials the port of the fake guest that echoes.
 func (h *host) echo(id string) (*control.Guest, net.Conn) {
 	h.t.Helper()
 	g, err := h.Open(h.t.Context(), id)
