@@ -125,6 +125,8 @@ describe('one sandbox', () => {
     await sbx.files.write('a.txt', 'contents')
     assert.equal(await sbx.files.read('a.txt'), 'contents')
     assert.equal(await (await fetch(await sbx.downloadUrl('a.txt'))).text(), 'contents')
+    assert.equal((await fetch(await sbx.uploadUrl('b.txt'), { method: 'POST', body: 'more', headers: { 'Content-Type': 'application/octet-stream' } })).status, 200)
+    assert.equal(await sbx.files.read('b.txt'), 'more')
   })
 
   test('python -m http.server', async () => {
