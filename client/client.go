@@ -70,9 +70,8 @@ func New(o Options) (*Client, error) {
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
 		return nil, airlock.Invalidf("url", "give a URL such as http://127.0.0.1:3000", "%q is no server's URL", o.URL)
 	}
-	one := t.Clone()
-	one.ForceAttemptHTTP2 = false
-	one.Protocols = new(http.Protocols)
+	// Not a clone of t, which has HTTP/2 set up by then.
+	one := &http.Transport{TLSHandshakeTimeout: t.TLSHandshakeTimeout, IdleConnTimeout: t.IdleConnTimeout, Proxy: t.Proxy, Protocols: new(http.Protocols)}
 	one.Protocols.SetHTTP1(true)
 	c.http1 = &http.Client{Transport: one, CheckRedirect: noRedirect}
 	return c, nil

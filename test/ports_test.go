@@ -70,6 +70,7 @@ func TestForward(t *testing.T) {
 			s := startServer(t, c.flags...)
 			sb := create(t, s.operator(), client.CreateRequest{})
 			background(t, sb, echoServer)
+			must(t, sb, "until (exec 3<>/dev/tcp/127.0.0.1/7000) 2>/dev/null; do sleep 0.1; done")
 			cmd := s.airlockCommand(s.key("default", airlock.Client), "sandbox", "forward", sb.ID, "7000:0")
 			out, err := cmd.StdoutPipe()
 			if err != nil {
@@ -88,26 +89,24 @@ func TestForward(t *testing.T) {
 			address := strings.Fields(line)[0]
 			sent := make([]byte, 4<<20)
 			rand.Read(sent)
-			var got []byte
-			eventually(t, "the server inside answers", func() bool { // it may not listen yet
-				conn, err := net.Dial("tcp", address)
-				if err != nil {
-					return false // refused inside, it is reset here
-				}
-				defer conn.Close()
-				conn.SetDeadline(time.Now().Add(30 * time.Second))
-				if _, err := conn.Write(sent); err != nil {
-					return false
-				}
-				conn.(*net.TCPConn).CloseWrite()
-				got, err = io.ReadAll(conn)
-				return err == nil
-			})
+			conn, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(time.Minute))
+			if _, err := conn.Write(sent); err != nil {
+				t.Fatalf("%v\n%s", err, &stderr)
+			}
+			conn.(*net.TCPConn).CloseWrite()
+			got, err := io.ReadAll(conn)
+			if err != nil {
+				t.Errorf("%v\n%s", err, &stderr)
+			}
 			if !bytes.Equal(got, sent) {
 				t.Errorf("%d bytes came back of %d", len(got), len(sent))
 			}
-			conn, err := net.Dial("tcp", address)
-			if err != nil {
+			if conn, err = net.Dial("tcp", address); err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
