@@ -27,6 +27,15 @@ type Sandbox struct {
 	// AccessToken opens the data plane of this sandbox only. It is shown to
 	// its owner and never to the sandbox.
 	AccessToken string
+
+	// TrafficToken opens its ports where the client asked that they be not
+	// open to all (Network.AllowPublicTraffic); empty where they are.
+	TrafficToken string
+}
+
+// PublicTraffic says whether requests to the sandbox's ports need no token.
+func (s Sandbox) PublicTraffic() bool {
+	return s.Network.AllowPublicTraffic == nil || *s.Network.AllowPublicTraffic
 }
 
 // Root inside every sandbox is the host's user HostUserBase, and the users

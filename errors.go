@@ -24,6 +24,7 @@ const (
 	TooLarge        Code = "too_large"
 	NoSpace         Code = "no_space"
 	Gone            Code = "sandbox_gone"
+	PortClosed      Code = "port_closed" // nothing in the sandbox listens there
 	Canceled        Code = "canceled"
 	Deadline        Code = "deadline_exceeded"
 	Unavailable     Code = "unavailable"

@@ -2,9 +2,11 @@
 // plane, and /v1 for the operator. It authenticates and translates; what may
 // exist, and for how long, is decided in control.
 //
-// One listener serves both planes: a request with the header E2b-Sandbox-Id
-// goes to the data plane of that sandbox, as does a signed URL of a file; any
-// other goes to the control plane.
+// One listener serves both planes: a request to the host PORT-ID.DOMAIN, or
+// with the headers E2b-Sandbox-Id and -Port, goes to the data plane of that
+// sandbox, as does a signed URL of a file; any other goes to the control plane.
+// On the data plane, port 49983 is E2B's API of processes and files; other
+// ports are those of programs inside.
 // Start reading at routes, the table of everything that can be called.
 package api
 
@@ -48,7 +50,7 @@ type Keys interface {
 type Config struct {
 	Sandboxes Sandboxes
 	Keys      Keys
-	Domain    string // what sandboxes' host names end in; "" leaves it to the SDK
+	Domain    string // what sandboxes' host names end in, with a port if it is not TLS's own; "" leaves it to the SDK
 	Log       *slog.Logger
 	Version   string
 }
@@ -56,6 +58,7 @@ type Config struct {
 type server struct {
 	Config
 	control, data *http.ServeMux
+	ports         transports
 }
 
 // request is a request that passed its gate.
@@ -113,6 +116,7 @@ func (s *server) routes() []route {
 		{dataPlane, "GET", "/envs", accessToken, s.envs},
 		{dataPlane, "GET", "/files", accessTokenOrSignature, s.readFile},
 		{dataPlane, "POST", "/files", accessTokenOrSignature, s.writeFiles},
+		{dataPlane, "GET", "/v1/ports/{port}", accessToken, s.forward},
 		{dataPlane, "POST", "/process.Process/{method}", accessToken, process},
 		{dataPlane, "POST", "/filesystem.Filesystem/{method}", accessToken, files},
 	}
@@ -120,7 +124,7 @@ func (s *server) routes() []route {
 
 // New returns the handler of both planes.
 func New(cfg Config) http.Handler {
-	s := &server{Config: cfg, control: http.NewServeMux(), data: http.NewServeMux()}
+	s := &server{Config: cfg, control: http.NewServeMux(), data: http.NewServeMux(), ports: transports{all: map[string]*http.Transport{}}}
 	for _, rt := range s.routes() {
 		mux := s.control
 		if rt.plane == dataPlane {
@@ -160,19 +164,40 @@ func Server(handler http.Handler) *http.Server {
 
 // ServeHTTP chooses the plane.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
-	h.Set("Server", "airlock/"+s.Version)
-	h.Set("X-Content-Type-Options", "nosniff")
+	to, err := s.address(r)
 	switch {
-	case r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "":
-		preflight(w, r)
-	case len(r.Header["E2b-Sandbox-Id"]) > 0:
+	case err != nil:
+		s.oursForAll(w)
+		s.fail(w, &request{Request: r}, err)
+	case to == dataPlane:
 		s.serveData(w, r)
+	case asksLeave(r):
+		s.ours(w)
+		preflight(w, r)
 	case signedFile(r):
 		s.serveSigned(w, r)
 	default:
+		s.ours(w)
 		s.control.ServeHTTP(w, r)
 	}
+}
+
+// ours marks a reply that is not a sandbox's.
+func (s *server) ours(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Server", "airlock/"+s.Version)
+	h.Set("X-Content-Type-Options", "nosniff")
+}
+
+// oursForAll is ours on the data plane, where pages of any origin may read it.
+func (s *server) oursForAll(w http.ResponseWriter) {
+	s.ours(w)
+	w.Header().Set("Access-Control-Allow-Origin", "*")
+	w.Header().Set("Access-Control-Expose-Headers", "*")
+}
+
+func asksLeave(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
 }
 
 // preflight lets a browser call the data plane: the token is a header, so
@@ -187,29 +212,34 @@ func preflight(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-const envdPort = 49983
-
 func (s *server) serveData(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Access-Control-Allow-Origin", "*")
-	w.Header().Set("Access-Control-Expose-Headers", "*")
-	id := baseID(r.Header.Get("E2b-Sandbox-Id"))
-	port, err := strconv.ParseUint(r.Header.Get("E2b-Sandbox-Port"), 10, 16)
-	if err != nil || port == 0 {
-		s.fail(w, &request{Request: r}, airlock.Invalidf("E2b-Sandbox-Port", "send the header E2b-Sandbox-Port with a port's number", "the sandbox's port is missing or not a number"))
+	req := &request{Request: r}
+	id := baseID(r.Header.Get(idHeader))
+	port, err := parsePort(r.Header.Get(portHeader))
+	var guest *control.Guest
+	if err == nil {
+		if port == envdPort && asksLeave(r) {
+			s.ours(w)
+			preflight(w, r)
+			return
+		}
+		guest, err = s.open(r.Context(), id)
+	}
+	if err == nil && port != envdPort && port != codePort {
+		s.proxy(w, r, guest, port)
 		return
 	}
-	guest, err := s.open(r.Context(), id)
-	if err != nil {
-		s.fail(w, &request{Request: r}, err)
-		return
+	s.oursForAll(w)
+	switch {
+	case err != nil:
+		s.fail(w, req, err)
+	case port == codePort:
+		portClosed(w, id, port, "The sandbox is running but port is not open") // its kernels come with their own image
+	default:
+		stop := abortWhenGone(w, guest)
+		defer stop()
+		s.data.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), guestKey{}, guest)))
 	}
-	if port != envdPort {
-		writeJSON(w, http.StatusBadGateway, map[string]any{"sandboxId": id, "message": "The sandbox is running but port is not open", "port": port, "code": http.StatusBadGateway})
-		return
-	}
-	stop := abortWhenGone(w, guest)
-	defer stop()
-	s.data.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), guestKey{}, guest)))
 }
 
 // maxSignedQuery holds the longest path there is, percent-encoded, and bounds
@@ -229,13 +259,13 @@ func (s *server) serveSigned(w http.ResponseWriter, r *http.Request) {
 	query, op := r.URL.Query(), operation(r.Method)
 	id, found := s.Sandboxes.FindToken(func(token string) bool { return signatureMatches(query, op, token) })
 	if !found { // or it has ended: who holds the URL cannot know which
-		w.Header().Set("Access-Control-Allow-Origin", "*")
+		s.oursForAll(w)
 		writeJSON(w, http.StatusUnauthorized, errorBody{Code: http.StatusUnauthorized, Message: "invalid signature"})
 		return
 	}
 	r = r.Clone(r.Context())
-	r.Header.Set("E2b-Sandbox-Id", id)
-	r.Header.Set("E2b-Sandbox-Port", strconv.Itoa(envdPort))
+	r.Header.Set(idHeader, id)
+	r.Header.Set(portHeader, strconv.Itoa(envdPort))
 	s.serveData(w, r)
 }
 

@@ -30,7 +30,7 @@ func TestCreateAndInfo(t *testing.T) {
 	if !regexp.MustCompile(`^i[a-z0-9]{20}$`).MatchString(id) || len(token) < 26 {
 		t.Errorf("id %q, token %q", id, token)
 	}
-	want := map[string]any{"sandboxID": id, "templateID": "base", "clientID": "airlock", "envdVersion": "0.6.13", "envdAccessToken": token}
+	want := map[string]any{"sandboxID": id, "templateID": "base", "clientID": "airlock", "domain": "box.test:8443", "envdVersion": "0.6.13", "envdAccessToken": token}
 	if diff := cmp.Diff(want, sb); diff != "" {
 		t.Errorf("create (-want +got):\n%s", diff)
 	}
@@ -48,7 +48,7 @@ func TestCreateAndInfo(t *testing.T) {
 		delete(info, name)
 	}
 	want = map[string]any{
-		"sandboxID": id, "templateID": "base", "clientID": "airlock", "envdVersion": "0.6.13", "envdAccessToken": token, "state": "running",
+		"sandboxID": id, "templateID": "base", "clientID": "airlock", "domain": "box.test:8443", "envdVersion": "0.6.13", "envdAccessToken": token, "state": "running",
 		"cpuCount": 1.0, "memoryMB": 128.0, "diskSizeMB": 1024.0, "metadata": map[string]any{"a b": "c&d"}, "allowInternetAccess": false,
 		"network":   map[string]any{"allowOut": []any{"example.com", "1.1.1.1"}, "denyOut": []any{"10.0.0.0/8"}, "httpsPorts": []any{8443.0}},
 		"lifecycle": map[string]any{"onTimeout": "kill", "autoResume": false},

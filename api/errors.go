@@ -28,6 +28,7 @@ var codes = map[airlock.Code]struct {
 	airlock.TooLarge:        {http.StatusRequestEntityTooLarge, connect.CodeOutOfRange},
 	airlock.NoSpace:         {http.StatusInsufficientStorage, connect.CodeFailedPrecondition},
 	airlock.Gone:            {http.StatusBadGateway, connect.CodeUnavailable},
+	airlock.PortClosed:      {http.StatusBadGateway, connect.CodeUnavailable},
 	airlock.Canceled:        {499, connect.CodeCanceled}, // nobody is left to read it
 	airlock.Deadline:        {http.StatusGatewayTimeout, connect.CodeDeadlineExceeded},
 	airlock.Unavailable:     {http.StatusServiceUnavailable, connect.CodeUnavailable},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -46,6 +47,7 @@ func newWorld(t *testing.T) *world {
 	var mu sync.Mutex
 	log := slog.New(slog.NewTextHandler(lockedWriter{&mu, w.log}, nil))
 	store := cluster.NewMemory()
+	const domain = "box.test:8443"
 	room := control.Capacity{MemoryMB: 16 << 10, DiskMB: 64 << 10, Processes: 1 << 20, Descriptors: 1 << 20, Sandboxes: 8}
 	var err error
 	w.sandboxes, err = control.New(t.Context(), control.Config{Store: store, Driver: w.driver, Image: image.Image{}, Host: room, Team: room, Log: log})
@@ -65,7 +67,7 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	}
-	handler := api.New(api.Config{Sandboxes: w.sandboxes, Keys: k, Log: log, Version: "test"})
+	handler := api.New(api.Config{Sandboxes: w.sandboxes, Keys: k, Domain: domain, Log: log, Version: "test"})
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = api.Server(handler)
 	srv.Config.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelError)
@@ -196,6 +198,46 @@ type fakeBox struct {
 	inputs  map[uint32]chan []byte
 	signals map[uint32]chan int
 	lastReq channel.StartRequest
+	ports   map[uint16]string // of programs inside: where they listen in truth
+}
+
+// listen makes the port of the sandbox that of a server of the test.
+func (b *fakeBox) listen(port uint16, address string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ports == nil {
+		b.ports = map[uint16]string{}
+	}
+	b.ports[port] = address
+}
+
+func (b *fakeBox) dial(ctx context.Context, s *channel.Stream, port uint16) error {
+	b.mu.Lock()
+	address := b.ports[port]
+	b.mu.Unlock()
+	if address == "" {
+		return airlock.Errorf(airlock.PortClosed, "port %d is not open", port)
+	}
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := channel.SendReply(ctx, s, channel.Empty{}); err != nil {
+		return err
+	}
+	go func() {
+		if _, err := io.Copy(c, s.Reader(ctx, channel.TagData)); err != nil {
+			c.Close()
+		}
+		c.(*net.TCPConn).CloseWrite()
+	}()
+	if _, err := io.Copy(s.Writer(ctx, channel.TagData), c); err != nil {
+		return err
+	}
+	s.CloseSend()
+	<-ctx.Done() // the host ends it
+	return nil
 }
 
 func (b *fakeBox) ID() string { return b.id }
@@ -373,6 +415,8 @@ func (b *fakeBox) serve(ctx context.Context, s *channel.Stream, method string, r
 		link := entry(r.Path+"/link", 0)
 		link.Type, link.SymlinkTarget = channel.Unknown, "/nowhere"
 		return channel.SendReply(ctx, s, link)
+	case channel.MethodDial:
+		return b.dial(ctx, s, decode[channel.DialRequest](req).Port)
 	case channel.MethodUsage:
 		return channel.SendReply(ctx, s, channel.Usage{MemoryUsed: 3 << 20, MemoryTotal: 512 << 20, DiskUsed: 5, DiskTotal: 6, Processes: 1})
 	}

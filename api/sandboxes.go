@@ -235,10 +235,12 @@ type openedBody struct {
 	EnvdVersion string `json:"envdVersion"`
 	AccessToken string `json:"envdAccessToken"`
 	Domain      string `json:"domain,omitempty"`
+
+	TrafficToken string `json:"trafficAccessToken,omitempty"` // opens its ports if they are not open to all
 }
 
 func (s *server) opened(sb airlock.Sandbox) openedBody {
-	return openedBody{sb.ID, sb.TemplateID, clientID, envdVersion, sb.AccessToken, s.Domain}
+	return openedBody{sb.ID, sb.TemplateID, clientID, envdVersion, sb.AccessToken, s.Domain, sb.TrafficToken}
 }
 
 // listedBody is a sandbox in a list.

@@ -43,6 +43,11 @@ const (
 	MethodMove   = "file.move"   // MoveRequest → Entry
 	// MethodListDir takes ListDirRequest and answers Entry messages, one each, then the end.
 	MethodListDir = "file.list"
+	// MethodDial takes DialRequest, connects to that port on the sandbox's own
+	// loopback and answers Empty, or fails with PortClosed. Then both sides
+	// send raw bytes (TagData), each with its own end; a reset is the
+	// connection's reset.
+	MethodDial = "port.dial"
 	// MethodUsage takes Empty and answers Usage, as the guest sees it.
 	MethodUsage = "usage"
 )
@@ -193,6 +198,11 @@ type Entry struct {
 	Group         string    `json:"group"`
 	ModifiedTime  time.Time `json:"modifiedTime"`
 	SymlinkTarget string    `json:"symlinkTarget,omitempty"` // resolved, absolute
+}
+
+// DialRequest names a port on which a program in the sandbox listens.
+type DialRequest struct {
+	Port uint16 `json:"port"`
 }
 
 // Usage is the guest's view of what the sandbox uses.

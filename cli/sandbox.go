@@ -31,7 +31,7 @@ func (a *app) sandbox() *cobra.Command {
 			return cmd.Help()
 		},
 	}
-	cmd.AddCommand(a.sandboxCreate(), a.sandboxList(), a.sandboxExec(), a.sandboxCopy(), a.sandboxLogs(), a.sandboxKill())
+	cmd.AddCommand(a.sandboxCreate(), a.sandboxList(), a.sandboxExec(), a.sandboxShell(), a.sandboxCopy(), a.sandboxForward(), a.sandboxLogs(), a.sandboxKill())
 	return cmd
 }
 

@@ -6,7 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
+	"regexp"
 
 	"github.com/spf13/cobra"
 
@@ -21,14 +21,21 @@ func (a *app) serve() *cobra.Command {
 		Use:   "serve",
 		Short: "Run the server: an API for sandboxes on this machine",
 		Long: `Serve runs the API, which the official E2B SDKs speak, and keeps its state in
---data-dir. It listens on the loopback address only, unless it has a TLS
-certificate. On this machine its operator needs no key: the commands use the
+--data-dir. It listens on the loopback address only, unless it speaks TLS. On this machine its operator needs no key: the commands use the
 socket in the data directory. Everyone else needs one from ` + "`airlock key create`" + `.
+
+With --domain it speaks TLS, and every port of every sandbox has a host:
+https://PORT-ID.DOMAIN; the API is https://api.DOMAIN. Without a certificate of
+yours it makes a certificate authority for that domain only, keeps it in
+DATA-DIR/tls and says how clients trust it. All hosts below the domain must
+resolve to this machine; many systems do that by themselves for names that end
+in .localhost.
 
 It refuses to start on a machine that cannot run sandboxes and says what to do;
 ` + "`airlock doctor`" + ` says it at any time.`,
 		Example: `  airlock serve
   airlock serve --listen 127.0.0.1:0 --data-dir /srv/airlock
+  airlock serve --listen 127.0.0.1:8443 --domain airlock.localhost
   airlock serve --listen :8443 --tls-cert cert.pem --tls-key key.pem --domain sandbox.example.org`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -42,8 +49,8 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 					return err
 				}
 			}
-			if strings.ContainsAny(o.Domain, "/ ") {
-				return airlock.Invalidf("--domain", "give a host name such as sandbox.example.org", "--domain: %q is no host name", o.Domain)
+			if o.Domain != "" && !domainName.MatchString(o.Domain) {
+				return airlock.Invalidf("--domain", "give a host name of two parts or more, such as airlock.localhost or sandbox.example.org; a port may follow", "--domain: %q is no host name for sandboxes", o.Domain)
 			}
 			if err := doctor.Fatal(a.Required(cmd.Context(), a.dataDir)); err != nil {
 				return err
@@ -55,10 +62,13 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.StringVar(&o.Listen, "listen", "127.0.0.1:3000", "address; any but a loopback one needs TLS; port 0 takes a free one")
 	flags.StringVar(&o.TLSCert, "tls-cert", "", "file with the certificate chain, PEM")
 	flags.StringVar(&o.TLSKey, "tls-key", "", "file with its key, PEM")
-	flags.StringVar(&o.Domain, "domain", "", "what sandboxes' host names end in")
+	flags.StringVar(&o.Domain, "domain", "", "what sandboxes' host names end in; TLS, with a certificate of our own if none is given; a port may follow if clients use another")
 	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
 	return cmd
 }
+
+// domainName has two labels at least: TLS clients take no *.localhost.
+var domainName = regexp.MustCompile(`^([a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?\.)+[a-zA-Z]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(:[1-9][0-9]{0,4})?$`)
 
 // checkListen refuses to offer sandboxes to a network in the clear.
 func checkListen(o ServeOptions) error {
@@ -82,8 +92,8 @@ func checkListen(o ServeOptions) error {
 		}
 		r.Close()
 	}
-	if o.TLSCert == "" && !loopback(host) {
-		return airlock.Invalidf("--listen", "give --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy that speaks TLS",
+	if o.TLSCert == "" && o.Domain == "" && !loopback(host) {
+		return airlock.Invalidf("--listen", "give --tls-cert and --tls-key or --domain, or listen on 127.0.0.1 behind a proxy that speaks TLS",
 			"--listen: %s is open to other machines, and keys and code would travel in the clear", o.Listen)
 	}
 	return nil

@@ -41,6 +41,8 @@ type Client struct {
 	base string
 	key  string
 	http *http.Client
+	// http1 is for connections that are upgraded, which HTTP/2 has not.
+	http1 *http.Client
 }
 
 // New returns a client. It does not connect yet.
@@ -61,12 +63,17 @@ func New(o Options) (*Client, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", o.Socket)
 		}
+		c.http1 = c.http // no TLS, so HTTP/1.1 already
 		return c, nil
 	}
 	u, err := url.Parse(c.base)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
 		return nil, airlock.Invalidf("url", "give a URL such as http://127.0.0.1:3000", "%q is no server's URL", o.URL)
 	}
+	// Not a clone of t, which has HTTP/2 set up by then.
+	one := &http.Transport{TLSHandshakeTimeout: t.TLSHandshakeTimeout, IdleConnTimeout: t.IdleConnTimeout, Proxy: t.Proxy, Protocols: new(http.Protocols)}
+	one.Protocols.SetHTTP1(true)
+	c.http1 = &http.Client{Transport: one, CheckRedirect: noRedirect}
 	return c, nil
 }
 

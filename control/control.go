@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"airlock.dev/airlock"
@@ -72,6 +73,8 @@ type live struct {
 	box isolation.Sandbox
 	mux *channel.Mux
 	log *events
+
+	conns atomic.Int32 // to its ports
 
 	mu      sync.Mutex
 	sandbox airlock.Sandbox
@@ -239,6 +242,9 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	sb := airlock.Sandbox{
 		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
+	}
+	if !sb.PublicTraffic() {
+		sb.TrafficToken = rand.Text() + rand.Text()
 	}
 	sb.EndAt = sb.StartedAt.Add(req.Timeout)
 	l, err := c.start(ctx, sb)
@@ -576,7 +582,7 @@ func (c *Sandboxes) Open(ctx context.Context, id string) (*Guest, error) {
 	if l == nil || l.get().State != airlock.Running {
 		return nil, airlock.Errorf(airlock.Gone, "The sandbox was not found")
 	}
-	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, ended: l.why}, nil
+	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, conns: &l.conns, ended: l.why}, nil
 }
 
 // why waits a moment for the reason of an end that has begun.

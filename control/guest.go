@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"airlock.dev/airlock"
@@ -22,6 +23,7 @@ type Guest struct {
 
 	mux   *channel.Mux
 	log   *events
+	conns *atomic.Int32          // to its ports, of all Guests of the sandbox
 	ended func() airlock.Outcome // why the sandbox ended; called once mux is done
 }
 

@@ -184,6 +184,8 @@ func (g *guest) handle(ctx context.Context, s *channel.Stream, method string, re
 			}
 		}
 		return nil
+	case channel.MethodDial:
+		return dialPort(ctx, s, req)
 	case channel.MethodUsage:
 		return call(ctx, s, req, g.usage)
 	case channel.MethodRead, channel.MethodWrite, channel.MethodStat, channel.MethodMkdir,

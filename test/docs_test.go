@@ -56,6 +56,7 @@ var edges = map[string][]string{
 	"cluster":                 nil,
 	"image":                   nil,
 	"keeper":                  nil,
+	"localca":                 nil,
 	"doctor":                  nil,
 	"api/envd":                nil,
 	"isolation":               {"channel"},

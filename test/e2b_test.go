@@ -5,10 +5,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/client"
 )
 
 // TestE2B runs the unmodified JavaScript SDKs of E2B against a server.
@@ -33,20 +35,36 @@ func TestE2B(t *testing.T) {
 			t.Fatalf("npm ci: %v\n%s", err, out)
 		}
 	}
-	s := startServer(t)
-	suites, err := filepath.Glob(filepath.Join(dir, "*.test.mjs"))
-	if err != nil || len(suites) == 0 {
-		t.Fatalf("no suites in %s: %v", dir, err)
-	}
-	cmd := exec.CommandContext(ctx, "node", append([]string{"--test"}, suites...)...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "E2B_API_URL="+s.url, "E2B_SANDBOX_URL="+s.url, "E2B_API_KEY="+s.key("default", airlock.Client))
+	t.Run("headers", func(t *testing.T) {
+		s := startServer(t)
+		for _, suite := range []string{"first-light.test.mjs", "files.test.mjs"} {
+			s.node(t, ctx, suite, "E2B_API_URL="+s.url, "E2B_SANDBOX_URL="+s.url)
+		}
+	})
+	t.Run("domain", func(t *testing.T) {
+		s := startServer(t, "--domain", "airlock.localhost")
+		domain := strings.Replace(s.url, "https://127.0.0.1", "airlock.localhost", 1)
+		s.node(t, ctx, "ports.test.mjs", "E2B_DOMAIN="+domain, "NODE_EXTRA_CA_CERTS="+filepath.Join(s.dataDir, "tls", "ca.pem"))
+	})
+}
+
+// node runs one suite, which kills what it makes.
+func (s *running) node(t *testing.T, ctx context.Context, suite string, env ...string) {
+	t.Helper()
+	key := s.key("default", airlock.Client)
+	cmd := exec.CommandContext(ctx, "node", "--test", suite)
+	cmd.Dir = filepath.Join(root, "test", "e2b")
+	cmd.Env = append(append(os.Environ(), "E2B_API_KEY="+key), env...)
 	cmd.WaitDelay = 5 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("node --test: %v\n%s", err, out)
 	}
-	list, err := s.as(s.key("default", airlock.Client)).List(t.Context(), nil)
+	c, err := client.New(client.Options{Socket: filepath.Join(s.dataDir, "airlock.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), nil)
 	if err != nil || len(list) != 0 {
-		t.Errorf("after the suite, which kills what it makes: %+v, %v", list, err)
+		t.Errorf("after the suite: %+v, %v", list, err)
 	}
 }

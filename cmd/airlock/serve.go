@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,6 +28,7 @@ import (
 	"airlock.dev/airlock/isolation/gvisor"
 	"airlock.dev/airlock/keeper"
 	"airlock.dev/airlock/keys"
+	"airlock.dev/airlock/localca"
 )
 
 // serve is `airlock serve` as its user starts it: it takes the data
@@ -143,12 +146,13 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err := sandboxes.Recover(ctx); err != nil {
 		return err
 	}
-	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Domain: o.Domain, Log: log, Version: version})
 	socket := filepath.Join(o.DataDir, "airlock.sock")
 	tcp, err := listener(held, "listen/tcp", "tcp", o.Listen)
 	if err != nil {
 		return err
 	}
+	domain := publicDomain(o.Domain, tcp.Addr())
+	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Domain: domain, Log: log, Version: version})
 	local, err := listener(held, "listen/unix", "unix", socket)
 	if err != nil {
 		return err
@@ -158,9 +162,20 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	operator.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
 		return api.WithPrincipal(ctx, airlock.Principal{Team: localTeam, Role: airlock.Operator, KeyID: "local"})
 	}
+	scheme := "http"
+	if o.TLSCert != "" || o.Domain != "" {
+		scheme = "https"
+	}
+	var ca *localca.CA
+	if scheme == "https" && o.TLSCert == "" {
+		if ca, err = localca.Open(filepath.Join(o.DataDir, "tls"), hostOf(o.Domain)); err != nil {
+			return err
+		}
+		remote.TLSConfig = &tls.Config{GetCertificate: ca.GetCertificate}
+	}
 	var group errgroup.Group
 	group.Go(func() error {
-		if o.TLSCert != "" {
+		if scheme == "https" {
 			return served(remote.ServeTLS(tcp, o.TLSCert, o.TLSKey))
 		}
 		return served(remote.Serve(tcp))
@@ -169,11 +184,16 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err := held.Ready(); err != nil {
 		return fmt.Errorf("tell the keeper that the server is ready: %w", err)
 	}
-	scheme := "http"
-	if o.TLSCert != "" {
-		scheme = "https"
+	stdout := os.NewFile(keeper.StdoutFD, "stdout")
+	fmt.Fprintf(stdout, "airlock listens on %s://%s and %s\n", scheme, tcp.Addr(), socket)
+	if domain != "" {
+		fmt.Fprintf(stdout, "the API is https://api.%s and a sandbox's port https://PORT-ID.%s; for the E2B SDKs:\n  export E2B_DOMAIN=%s\n", domain, domain, domain)
 	}
-	fmt.Fprintf(os.NewFile(keeper.StdoutFD, "stdout"), "airlock listens on %s://%s and %s\n", scheme, tcp.Addr(), socket)
+	if ca != nil {
+		fmt.Fprintf(stdout, "its certificate is from an authority of its own, for this domain only; clients trust it with one of:\n"+
+			"  export NODE_EXTRA_CA_CERTS=%s    # node: in addition to all others\n"+
+			"  export SSL_CERT_FILE=%s          # Python, Go, curl: in place of all others\n", ca.CertFile, ca.CertFile)
+	}
 	log.Info("ready", "listen", tcp.Addr().String(), "memoryMB", host.MemoryMB, "diskMB", host.DiskMB)
 
 	<-ctx.Done()
@@ -195,6 +215,29 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		}
 	}
 	return group.Wait()
+}
+
+// publicDomain is what clients are told that hosts end in: with the port on
+// which they are served, unless it is TLS's own or the operator says another.
+func publicDomain(domain string, listen net.Addr) string {
+	addr, ok := listen.(*net.TCPAddr)
+	host, port, err := net.SplitHostPort(domain)
+	switch {
+	case domain == "":
+		return ""
+	case err != nil && ok:
+		host, port = domain, strconv.Itoa(addr.Port)
+	}
+	if port == "443" {
+		return host
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// hostOf is a domain without the port.
+func hostOf(domain string) string {
+	host, _, _ := strings.Cut(domain, ":")
+	return strings.ToLower(host)
 }
 
 // localTeam is whose sandboxes the operator's socket sees.

@@ -241,8 +241,8 @@ func (s *sandbox) end(why airlock.Outcome) {
 	})
 }
 
-// guest speaks just enough of the protocol: hello, and exec.start of the
-// commands echo, exit, sleep and flood.
+// guest speaks just enough of the protocol: hello, port.dial of port 7, which
+// echoes, and exec.start of the commands echo, exit, sleep and flood.
 type guest struct {
 	s *sandbox
 
@@ -279,6 +279,8 @@ func (g *guest) handle(ctx context.Context, s *channel.Stream, method string, re
 		return channel.SendReply(ctx, s, channel.Empty{})
 	case channel.MethodStart:
 		return g.start(ctx, s, req)
+	case channel.MethodDial:
+		return g.dial(ctx, s, req)
 	}
 	return airlock.Errorf(airlock.Unimplemented, "the fake guest does not know %s", method)
 }
@@ -327,4 +329,19 @@ func (g *guest) start(ctx context.Context, s *channel.Stream, req []byte) error 
 		return airlock.Errorf(airlock.NotFound, "the fake guest has no command %q", r.Cmd)
 	}
 	return channel.SendJSON(ctx, s, channel.TagEnded, end)
+}
+
+func (g *guest) dial(ctx context.Context, s *channel.Stream, req []byte) error {
+	var r channel.DialRequest
+	if err := json.Unmarshal(req, &r); err != nil {
+		return err
+	}
+	if r.Port != 7 {
+		return airlock.Errorf(airlock.PortClosed, "port %d is not open", r.Port)
+	}
+	if err := channel.SendReply(ctx, s, channel.Empty{}); err != nil {
+		return err
+	}
+	_, err := io.Copy(s.Writer(ctx, channel.TagData), s.Reader(ctx, channel.TagData))
+	return err
 }
