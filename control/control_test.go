@@ -285,7 +285,7 @@ func TestOutcomes(t *testing.T) {
 	if err != nil || end.Outcome != airlock.SandboxKilled {
 		t.Errorf("kill under an exec: %+v, %v", end, err)
 	}
-	h.driver.Misbehave(fake.Faults{DieAfter: 50 * time.Millisecond, DieOutcome: airlock.SandboxOOM})
+	h.driver.Misbehave(fake.Faults{DieAfter: time.Second, DieOutcome: airlock.SandboxOOM})
 	sb = h.create(alice)
 	_, end, err = h.run(sb.ID, "sleep", 0, "1h")
 	if err != nil || end.Outcome != airlock.SandboxOOM || !strings.Contains(end.Message, "512 MiB") {
