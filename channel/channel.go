@@ -218,10 +218,10 @@ func (m *Mux) fail(err error) {
 	streams := m.streams
 	m.streams = map[uint32]*Stream{}
 	m.mu.Unlock()
+	close(m.done) // before the streams end: who sees one end can tell that all did
 	for _, s := range streams {
 		s.finish(ErrClosed)
 	}
-	close(m.done)
 }
 
 func (m *Mux) read(buf []byte) {
