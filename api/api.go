@@ -32,6 +32,8 @@ type Sandboxes interface {
 	Kill(ctx context.Context, p airlock.Principal, id string) error
 	SetTimeout(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
 	Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
+	Metrics(ctx context.Context, p airlock.Principal, id string, from, to time.Time) ([]control.Metric, error)
+	LastMetric(ctx context.Context, p airlock.Principal, id string) (control.Metric, bool)
 	Logs(ctx context.Context, p airlock.Principal, id string) ([]control.Event, error)
 	Open(ctx context.Context, id string) (*control.Guest, error)
 	// FindToken returns the running sandbox whose access token matches.
@@ -101,18 +103,20 @@ func (s *server) routes() []route {
 		{controlPlane, "POST", "/v2/sandboxes/{id}/connect", client, s.connectV2},
 		{controlPlane, "GET", "/sandboxes/{id}/logs", client, s.logsV1},
 		{controlPlane, "GET", "/v2/sandboxes/{id}/logs", client, s.logsV2},
+		{controlPlane, "GET", "/sandboxes/{id}/metrics", client, s.sandboxMetrics},
+		{controlPlane, "GET", "/sandboxes/metrics", client, s.allMetrics},
+		{controlPlane, "GET", "/teams", client, s.teams},
 		{controlPlane, "POST", "/sandboxes/{id}/pause", client, unimplemented},
 		{controlPlane, "POST", "/sandboxes/{id}/resume", client, unimplemented},
 		{controlPlane, "POST", "/sandboxes/{id}/fork", client, unimplemented},
 		{controlPlane, "POST", "/sandboxes/{id}/snapshots", client, unimplemented},
-		{controlPlane, "GET", "/sandboxes/{id}/metrics", client, unimplemented},
 		{controlPlane, "PUT", "/sandboxes/{id}/network", client, unimplemented},
 		{controlPlane, "POST", "/v1/keys", operator, s.createKey},
 		{controlPlane, "GET", "/v1/keys", operator, s.listKeys},
 		{controlPlane, "DELETE", "/v1/keys/{id}", operator, s.revokeKey},
 
 		{dataPlane, "GET", "/health", anyone, s.health},
-		{dataPlane, "GET", "/metrics", accessToken, s.metrics},
+		{dataPlane, "GET", "/metrics", accessToken, s.envdMetrics},
 		{dataPlane, "GET", "/envs", accessToken, s.envs},
 		{dataPlane, "GET", "/files", accessTokenOrSignature, s.readFile},
 		{dataPlane, "POST", "/files", accessTokenOrSignature, s.writeFiles},

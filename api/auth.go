@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"airlock.dev/airlock"
@@ -37,7 +38,7 @@ func (s *server) authenticate(r *request, role airlock.Role) error {
 		return nil
 	}
 	// A missing key is looked up like a wrong one.
-	secret := r.Header.Get("X-API-KEY")
+	secret := apiKey(r.Header)
 	p, err := s.Keys.Authenticate(r.Context(), secret)
 	switch {
 	case airlock.CodeOf(err) == airlock.Unauthenticated && err != nil && secret == "":
@@ -49,6 +50,15 @@ func (s *server) authenticate(r *request, role airlock.Role) error {
 	}
 	r.caller = p
 	return nil
+}
+
+// apiKey is the key of a request. E2B's command line sends some as a bearer's.
+func apiKey(h http.Header) string {
+	if key := h.Get("X-API-KEY"); key != "" {
+		return key
+	}
+	key, _ := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
+	return key
 }
 
 // The gates of the data plane.

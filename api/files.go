@@ -25,22 +25,6 @@ const (
 	maxFileParts = 10_000
 )
 
-// metrics is E2B's view of what a sandbox uses. The guest says so: it is for
-// its owner, not evidence.
-func (s *server) metrics(w http.ResponseWriter, r *request) error {
-	u, err := r.guest.Usage(r.Context())
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, map[string]any{
-		"ts": time.Now().Unix(), "cpu_count": listed(r.guest.Sandbox).CPUCount, "cpu_used_pct": 0,
-		"mem_total": u.MemoryTotal, "mem_used": u.MemoryUsed, "mem_cache": 0,
-		"mem_total_mib": u.MemoryTotal >> 20, "mem_used_mib": u.MemoryUsed >> 20,
-		"disk_used": u.DiskUsed, "disk_total": u.DiskTotal,
-	})
-	return nil
-}
-
 func (s *server) envs(w http.ResponseWriter, r *request) error {
 	env := r.guest.Sandbox.Env
 	if env == nil {

@@ -66,6 +66,9 @@ type Sandboxes struct {
 	live   map[string]*live
 	closed bool
 	wg     sync.WaitGroup // one for each live sandbox's watcher
+
+	stopSampling func()
+	sampling     sync.WaitGroup
 }
 
 // live is a sandbox that runs.
@@ -74,7 +77,8 @@ type live struct {
 	mux *channel.Mux
 	log *events
 
-	conns atomic.Int32 // to its ports
+	conns   atomic.Int32 // to its ports
+	metrics history
 
 	mu      sync.Mutex
 	sandbox airlock.Sandbox
@@ -88,7 +92,7 @@ type live struct {
 // New opens the sandboxes of a host and begins a new epoch: what an earlier
 // server said to a guest is over.
 func New(ctx context.Context, cfg Config) (*Sandboxes, error) {
-	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), live: map[string]*live{}}
+	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), live: map[string]*live{}, stopSampling: func() {}}
 	err := cfg.Store.Update(ctx, func(tx cluster.Tx) error {
 		value, err := tx.Get("epoch")
 		if err != nil {
@@ -162,6 +166,9 @@ func (c *Sandboxes) Recover(ctx context.Context) error {
 	if len(records)+len(swept) > 0 {
 		c.cfg.Log.Info("recovered", "sandboxes", len(c.live), "remembered", len(records), "swept", len(swept))
 	}
+	sampling, stop := context.WithCancel(context.WithoutCancel(ctx)) // ends with Close
+	c.stopSampling = stop
+	c.sampling.Go(func() { c.sample(sampling, sampleEvery) })
 	return nil
 }
 
@@ -582,7 +589,7 @@ func (c *Sandboxes) Open(ctx context.Context, id string) (*Guest, error) {
 	if l == nil || l.get().State != airlock.Running {
 		return nil, airlock.Errorf(airlock.Gone, "The sandbox was not found")
 	}
-	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, conns: &l.conns, ended: l.why}, nil
+	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, conns: &l.conns, ended: l.why, measure: l.now}, nil
 }
 
 // why waits a moment for the reason of an end that has begun.
@@ -618,6 +625,8 @@ func (c *Sandboxes) Close(end bool) {
 		all = append(all, l)
 	}
 	c.mu.Unlock()
+	c.stopSampling()
+	c.sampling.Wait()
 	if !end {
 		return
 	}

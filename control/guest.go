@@ -21,10 +21,11 @@ import (
 type Guest struct {
 	Sandbox airlock.Sandbox
 
-	mux   *channel.Mux
-	log   *events
-	conns *atomic.Int32          // to its ports, of all Guests of the sandbox
-	ended func() airlock.Outcome // why the sandbox ended; called once mux is done
+	mux     *channel.Mux
+	log     *events
+	conns   *atomic.Int32          // to its ports, of all Guests of the sandbox
+	ended   func() airlock.Outcome // why the sandbox ended; called once mux is done
+	measure func(context.Context) (Metric, error)
 }
 
 // Gone is closed when the sandbox ended: streams of its data plane are to be
