@@ -116,7 +116,9 @@ func (g *Guest) exec(ctx context.Context, method string, req any, timeout time.D
 // PID is that of the process inside the sandbox.
 func (e *Exec) PID() uint32 { return e.ref.PID }
 
-// stop ends the process's tree for a reason of ours. It does not wait.
+// stop ends the process's tree for a reason of ours. Neither a guest that
+// does not kill nor a client that does not read can keep the exec from ending.
+// It returns within the guest's time to answer; nobody waits for it.
 func (e *Exec) stop(why airlock.Outcome) {
 	e.mu.Lock()
 	first := e.why == ""
@@ -127,14 +129,21 @@ func (e *Exec) stop(why airlock.Outcome) {
 	if !first {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+	time.AfterFunc(stopGrace, e.s.Close) // after the end it does nothing
+	ctx, cancel := context.WithTimeout(context.Background(), probeAnswer)
 	defer cancel()
-	if err := e.g.Signal(ctx, e.ref, 9); err != nil {
-		e.s.Close() // a guest that does not kill is not waited for
+	switch err := e.g.Signal(ctx, e.ref, 9); {
+	case err == nil:
+	case airlock.CodeOf(err) == airlock.NotFound: // it ended by itself
+	default:
+		// Code that was told to stop may be running on: fail closed.
+		e.g.log.add("error", "the sandbox is ended: a command could not be killed", map[string]string{"pid": strconv.Itoa(int(e.ref.PID)), "error": err.Error()})
+		e.s.Close()
+		e.g.mux.Close()
 	}
 }
 
-// stopGrace is how long a guest may take to kill a process.
+// stopGrace is how long the end of a killed process may take to arrive.
 const stopGrace = 5 * time.Second
 
 // Recv returns the next event, and io.EOF after the end. It applies the

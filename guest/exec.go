@@ -618,6 +618,8 @@ func (g *guest) signal(req channel.SignalRequest) (channel.Empty, error) {
 	if e == nil {
 		return channel.Empty{}, noProcess(req.ProcessRef)
 	}
-	g.kill(e, syscall.Signal(req.Signal))
+	if err := g.kill(e, syscall.Signal(req.Signal)); err != nil {
+		return channel.Empty{}, airlock.Errorf(airlock.Unavailable, "process %d, or one that it started, may be running still: end the sandbox to be sure", e.pid).Because(err)
+	}
 	return channel.Empty{}, nil
 }

@@ -38,7 +38,8 @@ func (g *guest) watchMemory(stop <-chan struct{}) {
 		running := len(g.execs) > 0
 		g.mu.Unlock()
 		var wait <-chan time.Time
-		if limit > 0 && (running || len(g.pids()) > len(own)-1) {
+		pids, _ := g.pids()
+		if limit > 0 && (running || len(pids) > len(own)-1) {
 			used, _ := anonymous()
 			if used > limit {
 				used -= resident(own)
@@ -72,7 +73,7 @@ func (g *guest) ownPIDs() []int {
 // anonymous returns the memory in use that cannot be reclaimed, and the total.
 func anonymous() (used, total int64) {
 	var buf [2048]byte
-	b := readSmall("/proc/meminfo", buf[:])
+	b, _ := readSmall("/proc/meminfo", buf[:])
 	return meminfo(b, "AnonPages:") + onLinux(b), meminfo(b, "MemTotal:")
 }
 
@@ -106,7 +107,8 @@ func resident(pids []int) int64 {
 
 func rss(pid int) int64 {
 	var buf [256]byte
-	f := strings.Fields(string(readSmall("/proc/"+strconv.Itoa(pid)+"/statm", buf[:])))
+	b, _ := readSmall("/proc/"+strconv.Itoa(pid)+"/statm", buf[:])
+	f := strings.Fields(string(b))
 	if len(f) < 2 {
 		return 0
 	}
@@ -121,7 +123,8 @@ func (g *guest) relieve(used, limit int64, own []int) {
 		rss int64
 	}
 	var victims []victim
-	for _, pid := range g.pids() {
+	pids, _ := g.pids() // what cannot be seen is left to the wall
+	for _, pid := range pids {
 		if !slices.Contains(own, pid) {
 			victims = append(victims, victim{pid, rss(pid)})
 		}
@@ -151,7 +154,8 @@ func (g *guest) relieve(used, limit int64, own []int) {
 
 // blame marks the exec that a process belongs to.
 func (g *guest) blame(pid int) {
-	for _, p := range g.look() {
+	all, _ := g.look()
+	for _, p := range all {
 		if p.pid == pid && p.exec != nil {
 			g.mu.Lock()
 			p.exec.oom = true
@@ -166,12 +170,13 @@ func (g *guest) usage(channel.Empty) (channel.Usage, error) {
 	own := g.ownPIDs()
 	g.mu.Unlock()
 	used, total := anonymous()
+	pids, _ := g.pids()
 	if limit > 0 {
 		total = limit
 	}
 	u := channel.Usage{
 		MemoryUsed: max(0, used-resident(own)), MemoryTotal: total,
-		Processes: max(0, len(g.pids())-(len(own)-1)),
+		Processes: max(0, len(pids)-(len(own)-1)),
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/", &fs); err == nil {

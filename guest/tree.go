@@ -2,6 +2,8 @@ package guest
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,51 +55,53 @@ func (t *tree) init() {
 	t.wake = make(chan struct{}, 1)
 }
 
-// readSmall reads the beginning of a file of /proc with few system calls.
-func readSmall(path string, buf []byte) []byte {
+// readSmall reads the beginning of a file of /proc with few system calls. It
+// is empty when the process is gone.
+func readSmall(path string, buf []byte) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil
+	if err == nil {
+		defer unix.Close(fd)
+		var n int
+		if n, err = unix.Read(fd, buf); err == nil {
+			return buf[:n], nil
+		}
 	}
-	defer unix.Close(fd)
-	n, err := unix.Read(fd, buf)
-	if err != nil {
-		return nil
+	if err == unix.ENOENT || err == unix.ESRCH {
+		err = nil
 	}
-	return buf[:n]
+	return nil, err
 }
 
-func readProcess(pid int) (process, bool) {
+func readProcess(pid int) (p process, found bool, err error) {
 	var buf [1024]byte
-	b := readSmall("/proc/"+strconv.Itoa(pid)+"/stat", buf[:])
+	b, err := readSmall("/proc/"+strconv.Itoa(pid)+"/stat", buf[:])
 	i := bytes.LastIndexByte(b, ')') // the name before it is the process's own choice
 	if i < 0 {
-		return process{}, false
+		return process{}, false, err
 	}
 	f := strings.Fields(string(b[i+1:]))
 	if len(f) < 20 {
-		return process{}, false
+		return process{}, false, nil
 	}
-	p := process{pid: pid, state: f[0][0]}
+	p = process{pid: pid, state: f[0][0]}
 	p.parent, _ = strconv.Atoi(f[1])
 	p.session, _ = strconv.Atoi(f[3])
 	p.start, _ = strconv.ParseUint(f[19], 10, 64)
-	return p, true
+	return p, true, nil
 }
 
 // pids lists all processes but PID 1 (or whoever runs the guest).
-func (g *guest) pids() []int {
+func (g *guest) pids() (pids []int, err error) {
 	fd, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer unix.Close(fd)
-	var pids []int
 	buf := make([]byte, 16<<10)
 	for {
 		n, err := unix.ReadDirent(fd, buf)
 		if err != nil || n <= 0 {
-			return pids
+			return pids, err
 		}
 		var names []string
 		_, _, names = unix.ParseDirent(buf[:n], -1, names)
@@ -109,8 +113,9 @@ func (g *guest) pids() []int {
 	}
 }
 
-// look reads the process table and attributes every process.
-func (g *guest) look() []process {
+// look reads the process table and attributes every process. With an error
+// the table is not whole: root inside can take PID 1's descriptors from it.
+func (g *guest) look() ([]process, error) {
 	g.tree.mu.Lock()
 	defer g.tree.mu.Unlock()
 	t := &g.tree
@@ -127,10 +132,13 @@ func (g *guest) look() []process {
 	g.mu.Unlock()
 
 	table := map[int]*process{}
-	for _, pid := range g.pids() {
-		if p, ok := readProcess(pid); ok {
+	pids, failed := g.pids()
+	for _, pid := range pids {
+		p, found, err := readProcess(pid)
+		if found {
 			table[pid] = &p
 		}
+		failed = errors.Join(failed, err)
 	}
 	done := make(map[int]bool, len(table))
 	var resolve func(p *process) *exec
@@ -170,7 +178,7 @@ func (g *guest) look() []process {
 		all = append(all, *p)
 	}
 	t.owners, t.sessions = owners, sessions
-	return all
+	return all, failed
 }
 
 // firstMark is above all real limits; the marks go down from it.
@@ -179,7 +187,7 @@ const firstMark = 1 << 52
 // markOf returns a process's mark, or 0.
 func markOf(pid int) uint64 {
 	var buf [4096]byte
-	b := readSmall("/proc/"+strconv.Itoa(pid)+"/limits", buf[:])
+	b, _ := readSmall("/proc/"+strconv.Itoa(pid)+"/limits", buf[:])
 	_, b, _ = bytes.Cut(b, []byte("\nMax resident set"))
 	f := strings.Fields(string(b[:min(len(b), 60)])) // soft, hard
 	if len(f) < 2 {
@@ -189,15 +197,16 @@ func markOf(pid int) uint64 {
 	return mark
 }
 
-// members returns the live processes of e.
-func (g *guest) members(e *exec) []int {
+// members returns the live processes of e, as far as they can be seen.
+func (g *guest) members(e *exec) ([]int, error) {
+	all, err := g.look()
 	var pids []int
-	for _, p := range g.look() {
+	for _, p := range all {
 		if p.exec == e && p.state != 'Z' && p.state != 'X' {
 			pids = append(pids, p.pid)
 		}
 	}
-	return pids
+	return pids, err
 }
 
 // send signals a process that look has just seen. PID 1's own children
@@ -210,21 +219,27 @@ func (g *guest) send(pid int, sig syscall.Signal) {
 	syscall.Kill(pid, sig)
 }
 
-const killRounds = 64
+const (
+	stopRounds = 64
+	killFor    = 3 * time.Second // the host waits a little longer
+)
 
 // kill signals all processes of e. SIGKILL first stops all it finds until it
-// finds no new ones, so that a tree that forks faster than it is killed ends too.
-func (g *guest) kill(e *exec, sig syscall.Signal) {
+// finds no new ones, so that a tree that forks faster than it is killed ends
+// too. An error says that some may be left.
+func (g *guest) kill(e *exec, sig syscall.Signal) error {
 	if sig != unix.SIGKILL {
-		for _, pid := range g.members(e) {
+		pids, err := g.members(e)
+		for _, pid := range pids {
 			g.send(pid, sig)
 		}
-		return
+		return err
 	}
 	stopped := map[int]bool{}
-	for range killRounds {
+	for range stopRounds {
 		fresh := false
-		for _, pid := range g.members(e) {
+		pids, _ := g.members(e) // the error is met again below
+		for _, pid := range pids {
 			if !stopped[pid] {
 				stopped[pid], fresh = true, true
 				g.send(pid, unix.SIGSTOP)
@@ -234,16 +249,16 @@ func (g *guest) kill(e *exec, sig syscall.Signal) {
 			break
 		}
 	}
-	for range killRounds {
-		pids := g.members(e)
-		if len(pids) == 0 {
-			return
-		}
+	for began := time.Now(); time.Since(began) < killFor; time.Sleep(time.Millisecond) {
+		pids, err := g.members(e)
 		for _, pid := range pids {
 			g.send(pid, unix.SIGKILL)
 		}
-		time.Sleep(time.Millisecond)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
 	}
+	return fmt.Errorf("processes are left after %v", killFor)
 }
 
 // watchTree looks at the processes while execs run.

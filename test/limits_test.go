@@ -194,6 +194,31 @@ while True: b.append(bytearray(b"x") * (1 << 20))'`, time.Minute, client.ExecRes
 	}
 }
 
+// TestBlindGuest takes the descriptors from PID 1, as root inside can: it sees
+// no processes then and cannot kill them. The command ends at its limit all
+// the same, and the sandbox with it.
+func TestBlindGuest(t *testing.T) {
+	s := startServer(t)
+	c := s.as(s.key("default", airlock.Client))
+	for _, limit := range []struct {
+		line    string
+		timeout time.Duration
+		want    airlock.Outcome
+	}{
+		{"exec sleep 600", time.Second, airlock.Timeout},
+		{"yes | head -c 20000; exec sleep 600", 0, airlock.OutputLimit},
+	} {
+		sb := create(t, c, client.CreateRequest{Timeout: 5 * time.Minute, Limits: airlock.Limits{OutputBytes: 10_000}})
+		blind := "import os, resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (5, 5)); os.execv('/bin/bash', ['bash', '-c', '" + limit.line + "'])"
+		begun := time.Now()
+		r, err := sb.Exec(t.Context(), client.ExecRequest{Cmd: "/usr/bin/python3", Args: []string{"-c", blind}, User: "root", Stdout: io.Discard, Timeout: limit.timeout})
+		if took := time.Since(begun); err != nil || r.Outcome != limit.want || took > 20*time.Second {
+			t.Errorf("%s: %+v, %v after %v", limit.line, r, err, took)
+		}
+		eventually(t, "the sandbox ends", s.empty)
+	}
+}
+
 // TestDiskFull fills a sandbox's disk in both ways.
 func TestDiskFull(t *testing.T) {
 	s := startServer(t)
