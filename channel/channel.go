@@ -508,7 +508,7 @@ func (s *Stream) credited(n int) error {
 // credit. It returns early when ctx or the stream ends.
 func (s *Stream) Send(ctx context.Context, tag byte, body []byte) error {
 	if len(body) > MaxMessage {
-		return &airlock.Error{Code: airlock.TooLarge, Message: fmt.Sprintf("arguments and environment have %d bytes together and the most is %d", len(body), MaxMessage), Hint: "pass large input in a file or on standard input"}
+		return &airlock.Error{Code: airlock.TooLarge, Message: fmt.Sprintf("the arguments and environment, or the paths, have %d bytes together and the most is %d", len(body), MaxMessage), Hint: "pass large input in a file or on standard input"}
 	}
 	for {
 		part := body[:min(len(body), MaxPayload)]

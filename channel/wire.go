@@ -41,6 +41,10 @@ const (
 	MethodMkdir  = "file.mkdir"  // PathRequest → Entry; Exists if it is a directory already
 	MethodRemove = "file.remove" // PathRequest → Empty; recursive; a missing path is fine
 	MethodMove   = "file.move"   // MoveRequest → Entry
+	// MethodCompose takes ComposeRequest, puts the contents of its sources in
+	// their order in the place of the destination's, removes the sources and
+	// answers Entry. A source that may be read but not removed stays.
+	MethodCompose = "file.compose"
 	// MethodListDir takes ListDirRequest and answers Entry messages, one each, then the end.
 	MethodListDir = "file.list"
 	// MethodDial takes DialRequest, connects to that port on the sandbox's own
@@ -155,10 +159,26 @@ type ReadRequest struct {
 	Length int64 `json:"length,omitempty"` // 0 is to the end
 }
 
-// WriteRequest writes a file: parents are made (0755), contents replaced.
+// WriteRequest writes a file: parents are made (0755), contents and metadata
+// replaced.
 type WriteRequest struct {
 	PathRequest
-	Mode uint32 `json:"mode,omitempty"` // permission bits; 0 is 0644
+	Mode     uint32            `json:"mode,omitempty"` // permission bits; 0 is 0644
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// Metadata of a file is kept in its extended attributes.
+const (
+	MetadataPrefix = "user.e2b." // of each attribute's name; the key follows
+	MaxMetadataKey = 246         // bytes; with the prefix it is the most of a name
+	MaxMetadata    = 4096        // bytes of a file's prefixes, keys and values together
+)
+
+// ComposeRequest makes one file of several; parents are made.
+type ComposeRequest struct {
+	User        string   `json:"user,omitempty"`
+	Sources     []string `json:"sources"` // regular files, none of them the destination
+	Destination string   `json:"destination"`
 }
 
 // MoveRequest renames; parents of the destination are made.
@@ -186,18 +206,21 @@ const (
 	Unknown   EntryType = "unknown"
 )
 
-// Entry describes a path (after lstat).
+// Entry describes a path (after lstat). What is not UTF-8 in its names has
+// U+FFFD in the place of each wrong byte.
 type Entry struct {
-	Name          string    `json:"name"`
-	Path          string    `json:"path"` // absolute
-	Type          EntryType `json:"type"`
-	Size          int64     `json:"size"`
-	Mode          uint32    `json:"mode"`        // permission bits
-	Permissions   string    `json:"permissions"` // as Go prints a mode, "-rw-r--r--"
-	Owner         string    `json:"owner"`
-	Group         string    `json:"group"`
-	ModifiedTime  time.Time `json:"modifiedTime"`
-	SymlinkTarget string    `json:"symlinkTarget,omitempty"` // resolved, absolute
+	Name          string            `json:"name"`
+	Path          string            `json:"path"` // absolute
+	Type          EntryType         `json:"type"`
+	Size          int64             `json:"size"`
+	Mode          uint32            `json:"mode"`        // permission bits; of a symlink those of its target, 0 if it dangles
+	Permissions   string            `json:"permissions"` // as Go prints a mode, "-rw-r--r--"
+	Owner         string            `json:"owner"`
+	Group         string            `json:"group"`
+	ModifiedTime  time.Time         `json:"modifiedTime"`
+	SymlinkTarget string            `json:"symlinkTarget,omitempty"` // resolved, absolute
+	Metadata      map[string]string `json:"metadata,omitempty"`      // at most MaxMetadata; of a symlink that of its target
+	Inode         uint64            `json:"inode,omitempty"`
 }
 
 // DialRequest names a port on which a program in the sandbox listens.

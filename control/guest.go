@@ -418,6 +418,11 @@ func (g *Guest) Move(ctx context.Context, req channel.MoveRequest) (channel.Entr
 	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodMove, req)
 }
 
+// Compose makes one file of several.
+func (g *Guest) Compose(ctx context.Context, req channel.ComposeRequest) (channel.Entry, error) {
+	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodCompose, req)
+}
+
 // ListDir lists a directory.
 func (g *Guest) ListDir(ctx context.Context, req channel.ListDirRequest) ([]channel.Entry, error) {
 	return channel.CallAll[channel.Entry](ctx, g.mux, channel.MethodListDir, req, maxEntries)

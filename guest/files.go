@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"io"
 	"io/fs"
@@ -11,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
+	"time"
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/channel"
@@ -54,6 +54,8 @@ func (f *files) handle(ctx context.Context, s *channel.Stream, method string, re
 		return f.read(ctx, s, req)
 	case channel.MethodWrite:
 		return f.write(ctx, s, req)
+	case channel.MethodCompose:
+		return f.compose(ctx, s, req)
 	}
 	return airlock.Errorf(airlock.Unimplemented, "the guest does not know the method %q", method)
 }
@@ -117,14 +119,16 @@ func (d describer) entry(path string) (channel.Entry, error) {
 		Mode: uint32(info.Mode().Perm()), Permissions: info.Mode().String(), ModifiedTime: info.ModTime().UTC(),
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		e.Owner, e.Group = named(d.users, st.Uid), named(d.groups, st.Gid)
+		e.Owner, e.Group, e.Inode = named(d.users, st.Uid), named(d.groups, st.Gid), st.Ino
 	}
-	if info.Mode()&fs.ModeSymlink != 0 {
-		e.Type = channel.Unknown
+	if info.Mode()&fs.ModeSymlink == 0 {
+		e.Metadata = metadata(path)
+	} else {
+		e.Type, e.Mode = channel.Unknown, 0
 		if target, err := filepath.EvalSymlinks(path); err == nil {
-			e.SymlinkTarget = target
+			e.SymlinkTarget, e.Metadata = target, metadata(target)
 			if info, err := os.Stat(target); err == nil {
-				e.Type = typeOf(info.Mode())
+				e.Type, e.Mode = typeOf(info.Mode()), uint32(info.Mode().Perm())
 			}
 		} else if target, err := os.Readlink(path); err == nil {
 			if !filepath.IsAbs(target) {
@@ -209,8 +213,8 @@ func (f *files) move(req channel.MoveRequest) (channel.Entry, error) {
 	if _, err := os.Lstat(source); err != nil {
 		return channel.Entry{}, fileError(source, err)
 	}
-	if err := os.MkdirAll(filepath.Dir(destination), 0o755); err != nil {
-		return channel.Entry{}, fileError(destination, err)
+	if err := makeParents(destination); err != nil {
+		return channel.Entry{}, err
 	}
 	if err := unix.Rename(source, destination); err != nil {
 		return channel.Entry{}, fileError(destination, err)
@@ -237,7 +241,7 @@ func (f *files) list(ctx context.Context, s *channel.Stream, body []byte) error 
 	if !info.IsDir() {
 		return airlock.Invalidf("path", "", "path '%s' is not a directory", clip(path))
 	}
-	names, err := readNames(path)
+	names, err := readNames(path, 0)
 	if err != nil {
 		return fileError(path, err)
 	}
@@ -257,7 +261,8 @@ func walk(ctx context.Context, s *channel.Stream, d describer, dir string, names
 			return err
 		}
 		if depth > 1 && entry.Type == channel.Directory && entry.SymlinkTarget == "" {
-			if below, err := readNames(path); err == nil {
+			// Not followed, should it have become a link meanwhile.
+			if below, err := readNames(path, unix.O_NOFOLLOW); err == nil {
 				if err := walk(ctx, s, d, path, below, depth-1); err != nil {
 					return err
 				}
@@ -269,8 +274,8 @@ func walk(ctx context.Context, s *channel.Stream, d describer, dir string, names
 	return nil
 }
 
-func readNames(dir string) ([]string, error) {
-	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+func readNames(dir string, flags int) ([]string, error) {
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|flags, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -315,6 +320,8 @@ func (f *files) read(ctx context.Context, s *channel.Stream, body []byte) error 
 	if err != nil {
 		return err
 	}
+	// Of what was opened, not of a link to it or of what is there by now.
+	entry.Size, entry.ModifiedTime, entry.Inode = st.Size, time.Unix(st.Mtim.Unix()).UTC(), st.Ino
 	if req.Offset > 0 {
 		if _, err := unix.Seek(fd, req.Offset, io.SeekStart); err != nil {
 			return airlock.Invalidf("offset", "read from the beginning", "path '%s' cannot be read from an offset", clip(path))
@@ -356,167 +363,9 @@ func readable(path string, mode uint32) error {
 	case unix.S_IFDIR:
 		return isDirectory(path)
 	}
+	return notRegular(path)
+}
+
+func notRegular(path string) error {
 	return airlock.Invalidf("path", "", "path '%s' is not a regular file", clip(path))
-}
-
-// write replaces a file's contents. A regular file is replaced by renaming,
-// so that it is whole at any time and an upload that breaks off leaves the
-// old one; it keeps its mode and its owner. Where renaming would change more
-// than the contents (the file has other hard links, or an owner whom we may
-// not give a file) or the directory takes no new file, it is overwritten in
-// place, and a broken upload leaves a part.
-func (f *files) write(ctx context.Context, s *channel.Stream, body []byte) error {
-	var req channel.WriteRequest
-	if err := decode(body, &req); err != nil {
-		return err
-	}
-	path, err := f.user.absolute(req.Path)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fileError(path, err)
-	}
-	target, err := followLinks(path)
-	if err != nil {
-		return fileError(path, err)
-	}
-	w, err := openWriter(target, req.Mode)
-	if err != nil {
-		return fileError(path, err)
-	}
-	for {
-		tag, data, err := s.Recv(ctx)
-		if err == io.EOF {
-			break
-		}
-		if err == nil && tag != channel.TagData {
-			err = airlock.Errorf(airlock.Invalid, "the upload has a message that is not data")
-		}
-		if err == nil {
-			_, err = w.file.Write(data)
-		}
-		if err != nil {
-			w.abort()
-			return fileError(path, err)
-		}
-	}
-	if err := w.commit(); err != nil {
-		return fileError(path, err)
-	}
-	entry, err := f.describer().entry(path)
-	if err != nil {
-		return err
-	}
-	return channel.SendReply(ctx, s, entry)
-}
-
-// followLinks resolves symlinks of the last element only, so that a file is
-// written through a link and the link stays; the kernel resolves the rest.
-func followLinks(path string) (string, error) {
-	for range 40 {
-		target, err := os.Readlink(path)
-		if err != nil { // not a link, or nothing there
-			return path, nil
-		}
-		if !filepath.IsAbs(target) {
-			target = filepath.Dir(path) + "/" + target // not cleaned: ".." is relative to where dir leads
-		}
-		path = target
-	}
-	return "", unix.ELOOP
-}
-
-type writer struct {
-	file   *os.File
-	temp   string // "" when written in place
-	target string
-	mode   uint32 // set at the end; 0 leaves it
-}
-
-func openWriter(target string, mode uint32) (*writer, error) {
-	mode &= 0o7777
-	var st unix.Stat_t
-	err := unix.Lstat(target, &st)
-	exists := err == nil
-	if err != nil && err != unix.ENOENT {
-		return nil, err
-	}
-	if exists {
-		if err := readable(target, st.Mode); err != nil {
-			return nil, err
-		}
-		// Whoever may not write the file may not replace it either.
-		fd, err := unix.Open(target, unix.O_WRONLY|unix.O_NOFOLLOW|nonblock, 0)
-		if err != nil && err != unix.ETXTBSY {
-			return nil, err
-		}
-		if err == nil {
-			unix.Close(fd)
-		}
-		if st.Mode&unix.S_IFMT == unix.S_IFCHR {
-			return inPlace(target, 0)
-		}
-		if st.Nlink > 1 {
-			return inPlace(target, mode)
-		}
-		if mode == 0 {
-			mode = st.Mode & 0o7777
-		}
-	} else if mode == 0 {
-		mode = 0o644
-	}
-	temp := filepath.Dir(target) + "/.airlock-upload-" + rand.Text()
-	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if exists && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) {
-		return inPlace(target, mode)
-	}
-	if err != nil {
-		return nil, err
-	}
-	w := &writer{file, temp, target, mode}
-	var now unix.Stat_t
-	if exists && (unix.Fstat(int(file.Fd()), &now) != nil || now.Uid != st.Uid || now.Gid != st.Gid) {
-		if err := file.Chown(int(st.Uid), int(st.Gid)); err != nil {
-			w.abort()
-			return inPlace(target, mode)
-		}
-	}
-	return w, nil
-}
-
-func inPlace(target string, mode uint32) (*writer, error) {
-	file, err := os.OpenFile(target, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|nonblock, 0)
-	if err != nil {
-		return nil, err
-	}
-	return &writer{file: file, target: target, mode: mode}, nil
-}
-
-func (w *writer) abort() {
-	w.file.Close()
-	if w.temp != "" {
-		os.Remove(w.temp)
-	}
-}
-
-func (w *writer) commit() error {
-	if w.mode != 0 {
-		if err := unix.Fchmod(int(w.file.Fd()), w.mode); err != nil && w.temp != "" {
-			w.abort()
-			return err
-		}
-	}
-	if err := w.file.Close(); err != nil {
-		w.abort()
-		return err
-	}
-	if w.temp == "" {
-		return nil
-	}
-	if err := unix.Rename(w.temp, w.target); err != nil {
-		os.Remove(w.temp)
-		return err
-	}
-	return nil
 }
