@@ -120,6 +120,7 @@ func (s *server) routes() []route {
 		{dataPlane, "GET", "/envs", accessToken, s.envs},
 		{dataPlane, "GET", "/files", accessTokenOrSignature, s.readFile},
 		{dataPlane, "POST", "/files", accessTokenOrSignature, s.writeFiles},
+		{dataPlane, "POST", "/files/compose", accessToken, s.compose},
 		{dataPlane, "GET", "/v1/ports/{port}", accessToken, s.forward},
 		{dataPlane, "POST", "/process.Process/{method}", accessToken, process},
 		{dataPlane, "POST", "/filesystem.Filesystem/{method}", accessToken, files},

@@ -2,27 +2,31 @@ package api
 
 import (
 	"compress/gzip"
-	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
+	"net/url"
 	"path"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/channel"
 )
 
 const (
-	fileBuffer   = 64 << 10
-	gzipFrom     = 1 << 10 // bytes; smaller files go as they are
-	uploadIdle   = 2 * time.Minute
-	drainTime    = 10 * time.Second
-	maxFileParts = 10_000
+	fileBuffer     = 64 << 10
+	uploadIdle     = 2 * time.Minute
+	drainTime      = 10 * time.Second
+	maxFileParts   = 10_000
+	maxUploadReply = 4 << 20  // bytes of names and metadata
+	maxEpilogue    = 64 << 10 // bytes that may follow the last part of an upload
+	maxSources     = 1000     // of one compose
 )
 
 func (s *server) envs(w http.ResponseWriter, r *request) error {
@@ -34,188 +38,33 @@ func (s *server) envs(w http.ResponseWriter, r *request) error {
 	return nil
 }
 
-// encodings says which encodings of a reply a client takes.
-func encodings(header []string) (identity, gz bool) {
-	identity, other := true, false
-	seenGzip := false
-	for item := range strings.SplitSeq(strings.Join(header, ","), ",") {
-		name, params, _ := strings.Cut(strings.ToLower(strings.TrimSpace(item)), ";")
-		zero := false
-		if q, ok := strings.CutPrefix(strings.TrimSpace(params), "q="); ok {
-			v, err := strconv.ParseFloat(q, 64)
-			zero = err == nil && v == 0
-		}
-		switch strings.TrimSpace(name) {
-		case "gzip":
-			gz, seenGzip = !zero, true
-		case "identity":
-			identity = !zero
-		case "*":
-			other = !zero
-			if zero {
-				identity = false
-			}
-		}
-	}
-	return identity, gz || other && !seenGzip
-}
-
-// byteRange reads a header with a single range, for a file of size bytes. Any
-// other header is as none, which HTTP allows.
-func byteRange(header string, size int64) (offset, length int64, partial bool, err error) {
-	spec, ok := strings.CutPrefix(header, "bytes=")
-	from, to, dash := strings.Cut(spec, "-")
-	if !ok || !dash || size <= 0 {
-		return 0, 0, false, nil
-	}
-	first, ferr := strconv.ParseUint(from, 10, 63)
-	last, lerr := strconv.ParseUint(to, 10, 63)
-	switch {
-	case from == "" && lerr == nil: // the last bytes
-		length = min(int64(last), size)
-		offset = size - length
-	case ferr == nil && to == "":
-		offset, length = int64(first), size-int64(first)
-	case ferr == nil && lerr == nil && first <= last:
-		offset = int64(first)
-		length = min(int64(last), size-1) - offset + 1
-	default:
-		return 0, 0, false, nil
-	}
-	if length <= 0 {
-		return 0, 0, false, errRange
-	}
-	return offset, length, true, nil
-}
-
-var errRange = errors.New("the range lies outside of the file")
-
-func (s *server) readFile(w http.ResponseWriter, r *request) error {
-	query := r.URL.Query()
-	name := channel.PathRequest{User: query.Get("username"), Path: query.Get("path")}
-	identity, gz := encodings(r.Header["Accept-Encoding"])
-	if !identity && !gz {
-		writeJSON(w, http.StatusNotAcceptable, errorBody{Code: http.StatusNotAcceptable, Message: "files are sent as identity or gzip"})
-		return nil
-	}
-	req := channel.ReadRequest{PathRequest: name}
-	status, contentRange := http.StatusOK, ""
-	if header := r.Header.Get("Range"); header != "" && r.Header.Get("If-Range") == "" {
-		entry, err := r.guest.Stat(r.Context(), name)
-		if err != nil {
-			return err
-		}
-		if entry.Type == channel.File {
-			offset, length, partial, err := byteRange(header, entry.Size)
-			if err != nil {
-				w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", entry.Size))
-				writeJSON(w, http.StatusRequestedRangeNotSatisfiable, errorBody{Code: http.StatusRequestedRangeNotSatisfiable, Message: err.Error()})
-				return nil
-			}
-			if partial {
-				req.Offset, req.Length, status, gz = offset, length, http.StatusPartialContent, false
-				contentRange = fmt.Sprintf("bytes %d-%d/%d", offset, offset+length-1, entry.Size)
-			}
-		}
-	}
-	entry, body, err := r.guest.ReadFile(r.Context(), req)
+// fileQuery reads whose file a request is for. What is no UTF-8 would become
+// another name on its way inside.
+func fileQuery(r *request) (channel.PathRequest, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return err
+		return channel.PathRequest{}, airlock.Invalidf("path", "escape path and username as URLs have it", "the query is not readable")
 	}
-	defer body.Close()
-	first := make([]byte, fileBuffer)
-	n, err := io.ReadFull(body, first)
-	first = first[:n]
-	whole := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-	if err != nil && !whole {
-		return err
+	name := channel.PathRequest{User: query.Get("username"), Path: query.Get("path")}
+	if !utf8.ValidString(name.User) {
+		return name, airlock.Invalidf("username", "name a user of the sandbox", "username is not valid UTF-8")
 	}
+	return name, checkPath(name.Path)
+}
 
-	h := w.Header()
-	if contentRange != "" {
-		h.Set("Content-Range", contentRange)
-	}
-	h.Set("Content-Type", "application/octet-stream")
-	h.Set("Accept-Ranges", "bytes")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Vary", "Accept-Encoding")
-	h.Set("Last-Modified", entry.ModifiedTime.UTC().Format(http.TimeFormat))
-	if d := mime.FormatMediaType("inline", map[string]string{"filename": entry.Name}); d != "" {
-		h.Set("Content-Disposition", d)
-	}
-	// What a file's size is said to be is right for a file that is larger
-	// than the buffer; those of /proc and /sys are made up.
-	size := int64(n)
-	if !whole {
-		size = entry.Size
-		if req.Length > 0 {
-			size = req.Length
-		}
-	}
-	if gz && (!identity || worthwhile(first)) {
-		h.Set("Content-Encoding", "gzip")
-		w.WriteHeader(status)
-		if r.Method == http.MethodHead {
-			return nil
-		}
-		z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // the level is valid
-		copyFile(z, first, body, whole)
-		if err := z.Close(); err != nil {
-			panic(http.ErrAbortHandler)
-		}
-		return nil
-	}
-	if whole || size > int64(n) {
-		h.Set("Content-Length", strconv.FormatInt(size, 10))
-		body = io.NopCloser(io.LimitReader(body, size-int64(n))) // it may have grown
-	}
-	w.WriteHeader(status)
-	if r.Method == http.MethodHead {
-		return nil
-	}
-	if sent := copyFile(w, first, body, whole); h.Get("Content-Length") != "" && sent != size {
-		panic(http.ErrAbortHandler) // it shrank: the client must not take it for complete
+func checkPath(path string) error {
+	if !utf8.ValidString(path) {
+		return airlock.Invalidf("path", "rename the file by a command to reach it", "the path is not valid UTF-8")
 	}
 	return nil
 }
 
-// copyFile sends a file of which first was read. Once the reply has begun, an
-// error can only be told by breaking it off.
-func copyFile(w io.Writer, first []byte, rest io.Reader, whole bool) int64 {
-	n, err := w.Write(first)
-	sent := int64(n)
-	if err == nil && !whole {
-		var more int64
-		more, err = io.CopyBuffer(struct{ io.Writer }{w}, rest, make([]byte, fileBuffer))
-		sent += more
-	}
-	if err != nil {
-		panic(http.ErrAbortHandler)
-	}
-	return sent
-}
-
-// worthwhile says whether a file that begins like this becomes smaller.
-func worthwhile(first []byte) bool {
-	if len(first) < gzipFrom {
-		return false
-	}
-	var count countWriter
-	z, _ := gzip.NewWriterLevel(&count, gzip.BestSpeed) // the level is valid
-	z.Write(first[:min(len(first), 8<<10)])             // a countWriter takes all
-	z.Close()
-	return int(count) < min(len(first), 8<<10)*9/10
-}
-
-type countWriter int
-
-func (c *countWriter) Write(p []byte) (int, error) { *c += countWriter(len(p)); return len(p), nil }
-
 // fileBody is what an upload answers for each file.
 type fileBody struct {
-	Name string `json:"name"`
-	Path string `json:"path"`
-	Type string `json:"type"`
+	Name     string            `json:"name"`
+	Path     string            `json:"path"`
+	Type     string            `json:"type"`
+	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
 func (s *server) writeFiles(w http.ResponseWriter, r *request) error {
@@ -239,22 +88,59 @@ func (s *server) writeFiles(w http.ResponseWriter, r *request) error {
 	return nil
 }
 
-// maxEpilogue bounds what may follow the last part of an upload.
-const maxEpilogue = 64 << 10
-
 // upload is a POST of files in progress.
 type upload struct {
-	r       *request
-	c       *http.ResponseController
-	paths   map[string]bool
-	written []fileBody
+	r        *request
+	c        *http.ResponseController
+	name     channel.PathRequest // the path is "" where each part of a form has its own
+	metadata map[string]string   // of each file
+	paths    map[string]bool
+	written  []fileBody
+	size     int // of the answer, about
+}
+
+const metadataHeader = "X-Metadata-"
+
+// uploadMetadata reads the headers X-Metadata-KEY. As E2B does it takes the
+// first of several, and keys in lower case.
+func uploadMetadata(h http.Header) (map[string]string, error) {
+	metadata, size := map[string]string{}, 0
+	for _, header := range slices.Sorted(maps.Keys(h)) {
+		key, ok := strings.CutPrefix(header, metadataHeader)
+		if !ok {
+			continue
+		}
+		key, value := strings.ToLower(key), h.Get(header)
+		size += len(channel.MetadataPrefix) + len(key) + len(value)
+		switch {
+		case key == "" || len(key) > channel.MaxMetadataKey:
+			return nil, airlock.Invalidf(header, fmt.Sprintf("use 1 to %d characters behind %s", channel.MaxMetadataKey, metadataHeader), "the name of the header %.100s is too short or too long", header)
+		case !printable(key) || !printable(value):
+			return nil, airlock.Invalidf(header, "use printable ASCII", "the header %.100s has characters that are not possible in metadata", header)
+		case size > channel.MaxMetadata:
+			return nil, airlock.Invalidf(header, fmt.Sprintf("keep keys, with %d bytes more for each, and values within %d bytes", len(channel.MetadataPrefix), channel.MaxMetadata), "with the header %.100s the metadata is too long", header)
+		}
+		metadata[key] = value
+	}
+	return metadata, nil
+}
+
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
 }
 
 func (u *upload) run() error {
-	for name := range u.r.Header {
-		if strings.HasPrefix(name, "X-Metadata-") {
-			return airlock.Errorf(airlock.Unimplemented, "file metadata (header %.100s) is not supported by this Airlock yet", name)
-		}
+	var err error
+	if u.name, err = fileQuery(u.r); err != nil {
+		return err
+	}
+	if u.metadata, err = uploadMetadata(u.r.Header); err != nil {
+		return err
 	}
 	var body io.Reader = clientReader{u}
 	switch encoding := u.r.Header.Get("Content-Encoding"); encoding {
@@ -268,22 +154,20 @@ func (u *upload) run() error {
 	default:
 		return airlock.Errorf(airlock.Invalid, "the body's encoding %.40q is not supported: use gzip or none", encoding)
 	}
-	query := u.r.URL.Query()
-	user, to := query.Get("username"), query.Get("path")
 	media, params, err := mime.ParseMediaType(u.r.Header.Get("Content-Type"))
 	switch {
 	case err == nil && media == "application/octet-stream":
-		if to == "" {
+		if u.name.Path == "" {
 			return airlock.Errorf(airlock.Invalid, "the query parameter path is missing")
 		}
-		return u.write(user, to, body)
+		return u.write(u.name.Path, body)
 	case err == nil && media == "multipart/form-data" && params["boundary"] != "":
-		return u.parts(user, to, multipart.NewReader(body, params["boundary"]))
+		return u.parts(multipart.NewReader(body, params["boundary"]))
 	}
 	return airlock.Errorf(airlock.Invalid, "the body's type must be multipart/form-data or application/octet-stream")
 }
 
-func (u *upload) parts(user, to string, parts *multipart.Reader) error {
+func (u *upload) parts(parts *multipart.Reader) error {
 	for n := 0; ; n++ {
 		part, err := parts.NextRawPart()
 		if err == io.EOF { // itself: a body that is cut off wraps it
@@ -305,13 +189,16 @@ func (u *upload) parts(user, to string, parts *multipart.Reader) error {
 		if name != "file" {
 			continue // as E2B does
 		}
-		if to != "" {
-			file = to
+		if u.name.Path != "" {
+			file = u.name.Path
 		}
 		if file == "" {
 			return airlock.Errorf(airlock.Invalid, "a file has no path: give it as its filename or as the query parameter path")
 		}
-		if err := u.write(user, file, part); err != nil {
+		if err := checkPath(file); err != nil {
+			return err
+		}
+		if err := u.write(file, part); err != nil {
 			return err
 		}
 	}
@@ -327,14 +214,15 @@ func partFile(disposition string) (name, file string, err error) {
 	return params["name"], params["filename"], nil
 }
 
-func (u *upload) write(user, to string, body io.Reader) error {
+func (u *upload) write(to string, body io.Reader) error {
 	twice := airlock.Errorf(airlock.Invalid, "path '%.200s' is in the request twice", to)
 	if u.paths[path.Clean(to)] {
 		return twice
 	}
 	u.paths[path.Clean(to)] = true
 	src := &sourceReader{r: body}
-	entry, err := u.r.guest.WriteFile(u.r.Context(), channel.WriteRequest{PathRequest: channel.PathRequest{User: user, Path: to}}, src)
+	req := channel.WriteRequest{PathRequest: channel.PathRequest{User: u.name.User, Path: to}, Metadata: u.metadata}
+	entry, err := u.r.guest.WriteFile(u.r.Context(), req, src)
 	switch {
 	case err != nil && src.err != nil:
 		return brokenUpload(src.err)
@@ -344,7 +232,14 @@ func (u *upload) write(user, to string, body io.Reader) error {
 		return twice
 	}
 	u.paths[entry.Path] = true
-	u.written = append(u.written, fileBody{entry.Name, entry.Path, "file"})
+	u.written = append(u.written, fileBody{entry.Name, entry.Path, "file", u.metadata})
+	u.size += len(entry.Name) + len(entry.Path)
+	for key, value := range u.metadata {
+		u.size += len(key) + len(value)
+	}
+	if u.size > maxUploadReply {
+		return airlock.Errorf(airlock.TooLarge, "the names and metadata of the files are longer than %d bytes together: send the rest in another request", maxUploadReply)
+	}
 	return nil
 }
 
@@ -374,4 +269,30 @@ func (s *sourceReader) Read(p []byte) (int, error) {
 		s.err = err
 	}
 	return n, err
+}
+
+// compose makes one file of several, which are removed.
+func (s *server) compose(w http.ResponseWriter, r *request) error {
+	var req struct {
+		Sources     []string `json:"source_paths"`
+		Destination string   `json:"destination"`
+		User        string   `json:"username"`
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	switch n := len(req.Sources); {
+	case n == 0:
+		return airlock.Invalidf("source_paths", "name the files in their order", "source_paths is missing or empty")
+	case n > maxSources:
+		return airlock.Invalidf("source_paths", "compose in several steps", "source_paths has %d paths and the most is %d", n, maxSources)
+	case req.Destination == "":
+		return airlock.Invalidf("destination", "give a path", "destination is missing")
+	}
+	entry, err := r.guest.Compose(r.Context(), channel.ComposeRequest{User: req.User, Sources: req.Sources, Destination: req.Destination})
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, fileBody{Name: entry.Name, Path: entry.Path, Type: "file"})
+	return nil
 }

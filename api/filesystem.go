@@ -16,7 +16,7 @@ type filesystemService struct{}
 func entryInfo(e channel.Entry) *envd.EntryInfo {
 	info := &envd.EntryInfo{
 		Name: e.Name, Path: e.Path, Size: e.Size, Mode: e.Mode, Permissions: e.Permissions, Owner: e.Owner, Group: e.Group,
-		ModifiedTime: timestamppb.New(e.ModifiedTime),
+		ModifiedTime: timestamppb.New(e.ModifiedTime), Metadata: e.Metadata,
 	}
 	switch e.Type {
 	case channel.File:

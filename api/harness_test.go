@@ -194,6 +194,8 @@ type fakeBox struct {
 	mu      sync.Mutex
 	conn    io.Closer
 	files   map[string][]byte
+	lastUp  channel.WriteRequest
+	changes bool // every read finds the files changed
 	pid     uint32
 	inputs  map[uint32]chan []byte
 	signals map[uint32]chan int
@@ -299,7 +301,7 @@ func (b *fakeBox) file(p channel.PathRequest) (string, error) {
 func entry(path string, size int) channel.Entry {
 	return channel.Entry{
 		Name: path[strings.LastIndexByte(path, '/')+1:], Path: path, Type: channel.File, Size: int64(size), Mode: 0o644, Permissions: "-rw-r--r--",
-		Owner: "user", Group: "user", ModifiedTime: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Owner: "user", Group: "user", ModifiedTime: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Inode: 7,
 	}
 }
 
@@ -362,7 +364,16 @@ func (b *fakeBox) serve(ctx context.Context, s *channel.Stream, method string, r
 		if strings.HasPrefix(path, "/proc/") {
 			size = 0
 		}
-		if err := channel.SendReply(ctx, s, entry(path, size)); err != nil {
+		if strings.HasSuffix(path, "/shrinks") {
+			size++
+		}
+		e := entry(path, size)
+		b.mu.Lock()
+		if b.changes && r.Offset > 0 {
+			e.Inode++
+		}
+		b.mu.Unlock()
+		if err := channel.SendReply(ctx, s, e); err != nil {
 			return err
 		}
 		data = data[min(r.Offset, int64(len(data))):]
@@ -390,9 +401,23 @@ func (b *fakeBox) serve(ctx context.Context, s *channel.Stream, method string, r
 			return err
 		}
 		b.mu.Lock()
-		b.files[path] = data
+		b.files[path], b.lastUp = data, r
 		b.mu.Unlock()
 		return channel.SendReply(ctx, s, entry(path, len(data)))
+	case channel.MethodCompose:
+		r := decode[channel.ComposeRequest](req)
+		path, err := b.file(channel.PathRequest{User: r.User, Path: r.Destination})
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		for _, source := range r.Sources {
+			b.files[path] = append(b.files[path], b.files[source]...)
+			delete(b.files, source)
+		}
+		size := len(b.files[path])
+		b.mu.Unlock()
+		return channel.SendReply(ctx, s, entry(path, size))
 	case channel.MethodStat:
 		path, err := b.file(decode[channel.PathRequest](req))
 		if err != nil {
@@ -404,7 +429,11 @@ func (b *fakeBox) serve(ctx context.Context, s *channel.Stream, method string, r
 		if !found {
 			return airlock.Errorf(airlock.NotFound, "path '%s' does not exist", path)
 		}
-		return channel.SendReply(ctx, s, entry(path, len(data)))
+		e := entry(path, len(data))
+		if strings.HasSuffix(path, "/tagged") {
+			e.Metadata = map[string]string{"a": "b"}
+		}
+		return channel.SendReply(ctx, s, e)
 	case channel.MethodMkdir:
 		return airlock.Errorf(airlock.Exists, "directory '/d' already exists")
 	case channel.MethodListDir:
