@@ -168,7 +168,7 @@ func makeParents(path string) error {
 // followLinks resolves symlinks of the last element only, so that a file is
 // written through a link and the link stays; the kernel resolves the rest.
 func followLinks(path string) (string, error) {
-	for range 40 {
+	for range 41 { // as many links as the kernel follows, and the file
 		target, err := os.Readlink(path)
 		if err != nil { // not a link, or nothing there
 			return path, nil
