@@ -84,6 +84,14 @@ out = []
 ts = [threading.Thread(target=lambda i=i: out.append(subprocess.check_output(["echo", str(i)]))) for i in range(8)]
 [t.start() for t in ts]; [t.join() for t in ts]
 print(sorted(int(o) for o in out))`, want: regexp.QuoteMeta("[0, 1, 2, 3, 4, 5, 6, 7]")},
+		{name: "files keep extended attributes", user: "root", py: `
+import os
+for f in ("/home/user/attr", "/tmp/attr", "/dev/shm/attr", "/usr/bin/env"):
+    open(f, "ab").close()
+    os.setxattr(f, "user.e2b.k", b"v")
+    os.rename(f, f + "2")
+    os.rename(f + "2", f)
+    print(os.getxattr(f, "user.e2b.k") == b"v", end=" ")`, want: "True True True True"},
 		{name: "sqlite, ssl and json load", py: `import sqlite3, ssl, json, hashlib; print(sqlite3.connect(":memory:").execute("select 1").fetchone()[0])`, want: "1"},
 	} {
 		t.Run(p.name, func(t *testing.T) { p.check(t, b) })
