@@ -45,6 +45,9 @@ const MaxTimeout = 24 * time.Hour
 // kernels come with their own image.
 var baseTemplates = []string{"base", "host", "code-interpreter-v1"}
 
+// HasTemplate says whether sandboxes can be created from a template of that name.
+func HasTemplate(name string) bool { return slices.Contains(baseTemplates, name) }
+
 // Config is what Sandboxes works with.
 type Config struct {
 	Store  cluster.Store
@@ -233,7 +236,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if req.Template == "" {
 		req.Template = baseTemplates[0]
 	}
-	if !slices.Contains(baseTemplates, req.Template) {
+	if !HasTemplate(req.Template) {
 		return airlock.Sandbox{}, &airlock.Error{Code: airlock.NotFound, Field: "templateID", Message: fmt.Sprintf("template '%s' not found", req.Template), Hint: "use base"}
 	}
 	if err := validTimeout(req.Timeout); err != nil {
