@@ -365,3 +365,18 @@ func TestTemplateAlias(t *testing.T) {
 	w.as(w.client, "GET", "/templates/aliases/base", "").want(t, "base", 200, `{"public":true,"templateID":"base"}`)
 	w.as(w.client, "GET", "/templates/aliases/a%2Fb", "").want(t, "unknown", 404, `{"code":404,"message":"template 'a/b' not found","error_code":"not_found"}`)
 }
+
+func TestIdempotencyKey(t *testing.T) {
+	w := newWorld(t)
+	create := func(key, body string) reply {
+		return w.do("POST", "/v2/sandboxes", body, "X-API-KEY", w.client, "Idempotency-Key", key)
+	}
+	first := create("k-1", `{"templateID":"base","timeout":60}`)
+	if again := create("k-1", `{"timeout":60, "templateID":"base"}`); first.status != 201 || again.status != 201 || again.body != first.body {
+		t.Errorf("%d %s, then %d %s", first.status, first.body, again.status, again.body)
+	}
+	create("k-1", `{"templateID":"base","timeout":61}`).want(t, "another create", 409,
+		`{"code":409,"message":"the Idempotency-Key \"k-1\" was used for a different create: use a new key for each create","error_code":"conflict"}`)
+	create("K", `{"templateID":"base"}`).want(t, "no key", 400,
+		`{"code":400,"message":"Idempotency-Key is \"K\": use 1 to 255 small letters, digits and hyphens","error_code":"invalid_argument","field":"Idempotency-Key"}`)
+}

@@ -219,6 +219,9 @@ func (s *server) create(w http.ResponseWriter, r *request, defaultTimeout int64)
 	if err != nil {
 		return err
 	}
+	if req.Key, err = idempotencyKey(r.Header); err != nil {
+		return err
+	}
 	sb, err := s.Sandboxes.Create(r.Context(), r.caller, req)
 	if err != nil {
 		return err
@@ -235,6 +238,17 @@ func (s *server) templateAlias(w http.ResponseWriter, r *request) error {
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"templateID": name, "public": true})
 	return nil
+}
+
+var validKey = regexp.MustCompile(`^[a-z0-9-]{1,255}$`)
+
+// idempotencyKey is what makes a repeated create the same one.
+func idempotencyKey(h http.Header) (string, error) {
+	key := h.Get("Idempotency-Key")
+	if key != "" && !validKey.MatchString(key) {
+		return "", airlock.Invalidf("Idempotency-Key", "use 1 to 255 small letters, digits and hyphens", "Idempotency-Key is %.40q", key)
+	}
+	return key, nil
 }
 
 // openedBody is what a client needs to use a sandbox.

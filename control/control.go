@@ -35,6 +35,7 @@ type CreateRequest struct {
 	Env      map[string]string // variables of every process
 	Limits   airlock.Limits    // zero fields get the defaults
 	Network  airlock.Network
+	Key      string // a create with the key of a sandbox that runs returns that one; "" is none
 }
 
 // MaxTimeout is the longest life that can be asked for at one time.
@@ -64,6 +65,7 @@ type Sandboxes struct {
 	cfg       Config
 	admission *admission
 	epoch     uint64
+	once      once
 
 	mu     sync.Mutex
 	live   map[string]*live
@@ -95,7 +97,7 @@ type live struct {
 // New opens the sandboxes of a host and begins a new epoch: what an earlier
 // server said to a guest is over.
 func New(ctx context.Context, cfg Config) (*Sandboxes, error) {
-	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), live: map[string]*live{}, stopSampling: func() {}}
+	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), once: once{running: map[[2]string]chan struct{}{}}, live: map[string]*live{}, stopSampling: func() {}}
 	err := cfg.Store.Update(ctx, func(tx cluster.Tx) error {
 		value, err := tx.Get("epoch")
 		if err != nil {
@@ -246,12 +248,28 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if err := limits.Validate(); err != nil {
 		return airlock.Sandbox{}, err
 	}
+	var digest string
+	if req.Key != "" {
+		var err error
+		if digest, err = req.digest(); err != nil {
+			return airlock.Sandbox{}, err
+		}
+		leave, err := c.once.enter(ctx, p.Team, req.Key)
+		if err != nil {
+			return airlock.Sandbox{}, err
+		}
+		defer leave()
+		if sb, found, err := c.made(p.Team, req.Key, digest); found || err != nil {
+			return sb, err
+		}
+	}
 	if err := c.admission.reserve(p.Team, limits); err != nil {
 		return airlock.Sandbox{}, err
 	}
 	sb := airlock.Sandbox{
 		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
+		CreateKey: req.Key, CreateDigest: digest,
 	}
 	if !sb.PublicTraffic() {
 		sb.TrafficToken = rand.Text() + rand.Text()
