@@ -108,8 +108,10 @@ example('upload and download a file of this machine', async (sandbox) => {
   const dir = mkdtempSync(join(tmpdir(), 'airlock-example-'))
   try {
     writeFileSync(join(dir, 'local'), 'local content')
-    await sandbox.files.write('/home/user/my-file', readFileSync(join(dir, 'local')).buffer.slice(0))
-    writeFileSync(join(dir, 'back'), await sandbox.files.read('/home/user/my-file', { format: 'bytes' }))
+    const content = readFileSync(join(dir, 'local'))
+    await sandbox.files.write('/home/user/my-file', content)
+    writeFileSync(join(dir, 'back'), await sandbox.files.read('/home/user/my-file'))
+    assert.equal(readFileSync(join(dir, 'back'), 'utf8'), 'local content')
   } finally {
     rmSync(dir, { recursive: true })
   }
