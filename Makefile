@@ -22,4 +22,4 @@ check: test ## another name for test
 	@true
 
 clean: ## what build and test made
-	rm -rf bin test/e2b/node_modules
+	rm -rf bin test/e2b/node_modules test/e2b/.venv

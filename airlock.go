@@ -31,6 +31,11 @@ type Sandbox struct {
 	// TrafficToken opens its ports where the client asked that they be not
 	// open to all (Network.AllowPublicTraffic); empty where they are.
 	TrafficToken string
+
+	// CreateKey is the client's own key of the create that made it, and
+	// CreateDigest what that asked for: a retry gets this sandbox again.
+	CreateKey    string
+	CreateDigest string
 }
 
 // PublicTraffic says whether requests to the sandbox's ports need no token.

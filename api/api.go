@@ -80,8 +80,8 @@ const (
 // route is one thing that can be called. The gate decides who may.
 type route struct {
 	plane  plane
-	method string
-	path   string
+	method string // "" is any
+	path   string // as http.ServeMux has it
 	gate   func(*server, *request) error
 	handle func(http.ResponseWriter, *request) error
 }
@@ -106,11 +106,22 @@ func (s *server) routes() []route {
 		{controlPlane, "GET", "/sandboxes/{id}/metrics", client, s.sandboxMetrics},
 		{controlPlane, "GET", "/sandboxes/metrics", client, s.allMetrics},
 		{controlPlane, "GET", "/teams", client, s.teams},
-		{controlPlane, "POST", "/sandboxes/{id}/pause", client, unimplemented},
-		{controlPlane, "POST", "/sandboxes/{id}/resume", client, unimplemented},
-		{controlPlane, "POST", "/sandboxes/{id}/fork", client, unimplemented},
-		{controlPlane, "POST", "/sandboxes/{id}/snapshots", client, unimplemented},
-		{controlPlane, "PUT", "/sandboxes/{id}/network", client, unimplemented},
+		{controlPlane, "GET", "/templates/aliases/{alias}", client, s.templateAlias},
+		{controlPlane, "POST", "/sandboxes/{id}/pause", client, unimplemented("pausing sandboxes")},
+		{controlPlane, "POST", "/sandboxes/{id}/resume", client, unimplemented("pausing sandboxes")},
+		{controlPlane, "POST", "/sandboxes/{id}/fork", client, unimplemented("forking sandboxes")},
+		{controlPlane, "POST", "/sandboxes/{id}/snapshots", client, unimplemented("snapshots")},
+		{controlPlane, "PUT", "/sandboxes/{id}/network", client, unimplemented("changing the network of a sandbox")},
+		{controlPlane, "", "/snapshots", client, unimplemented("snapshots")},
+		{controlPlane, "", "/templates", client, unimplemented("templates of your own")},
+		{controlPlane, "", "/templates/", client, unimplemented("templates of your own")}, // their tags, files and builds, and snapshots, which E2B deletes as templates
+		{controlPlane, "", "/v2/templates", client, unimplemented("templates of your own")},
+		{controlPlane, "", "/v2/templates/", client, unimplemented("templates of your own")},
+		{controlPlane, "", "/v3/templates", client, unimplemented("templates of your own")},
+		{controlPlane, "", "/volumes", client, unimplemented("volumes")},
+		{controlPlane, "", "/volumes/", client, unimplemented("volumes")},
+		{controlPlane, "", "/secrets", client, unimplemented("secrets")},
+		{controlPlane, "", "/secrets/", client, unimplemented("secrets")},
 		{controlPlane, "POST", "/v1/keys", operator, s.createKey},
 		{controlPlane, "GET", "/v1/keys", operator, s.listKeys},
 		{controlPlane, "DELETE", "/v1/keys/{id}", operator, s.revokeKey},
@@ -135,7 +146,7 @@ func New(cfg Config) http.Handler {
 		if rt.plane == dataPlane {
 			mux = s.data
 		}
-		mux.HandleFunc(rt.method+" "+rt.path, func(w http.ResponseWriter, hr *http.Request) {
+		mux.HandleFunc(strings.TrimSpace(rt.method+" "+rt.path), func(w http.ResponseWriter, hr *http.Request) {
 			r := &request{Request: hr, guest: guestOf(hr.Context())}
 			err := rt.gate(s, r)
 			if err == nil {
@@ -336,7 +347,10 @@ func (s *server) health(w http.ResponseWriter, _ *request) error {
 	return nil
 }
 
-func unimplemented(_ http.ResponseWriter, r *request) error {
-	path := r.URL.Path
-	return airlock.Errorf(airlock.Unimplemented, "this Airlock does not support %s yet", path[strings.LastIndexByte(path, '/')+1:])
+// unimplemented answers what E2B has and Airlock does not, as long as it does
+// not: a 404 would read as "there is none of that name".
+func unimplemented(what string) func(http.ResponseWriter, *request) error {
+	return func(http.ResponseWriter, *request) error {
+		return airlock.Errorf(airlock.Unimplemented, "this Airlock does not support %s yet", what)
+	}
 }

@@ -97,6 +97,8 @@ func TestCreateRefusals(t *testing.T) {
 		{`{"templateID":"base","autoPause":true}`, `{"code":501,"message":"autoPause is not supported by this Airlock yet: leave it out","error_code":"unimplemented","field":"autoPause"}`},
 		{`{"templateID":"base","mcp":{"x":{}}}`, `{"code":501,"message":"mcp is not supported by this Airlock yet: leave it out","error_code":"unimplemented","field":"mcp"}`},
 		{`{"templateID":"base","volumeMounts":[{"name":"v","path":"/v"}]}`, `{"code":501,"message":"volumeMounts is not supported by this Airlock yet: leave it out","error_code":"unimplemented","field":"volumeMounts"}`},
+		{`{"templateID":"base","autoPauseMemory":true,"autoResume":{"enabled":true}}`, `{"code":501,"message":"autoResume is not supported by this Airlock yet: leave it out","error_code":"unimplemented","field":"autoResume"}`},
+		{`{"templateID":"base","network":{"dnsServers":["1.1.1.1"]}}`, `{"code":501,"message":"network.dnsServers is not supported by this Airlock yet: leave it out","error_code":"unimplemented","field":"network.dnsServers"}`},
 		{`{"templateID":"base","network":{"egressProxy":{"address":"a:1"}}}`, `{"code":501,"message":"network.egressProxy is not supported by this Airlock yet: leave it out","error_code":"unimplemented","field":"network.egressProxy"}`},
 		{`{"templateID":"base","network":{"denyOut":["example.com"]}}`, `{"code":400,"message":"network.denyOut has \"example.com\": give IP addresses and CIDR networks; domains can only be allowed","error_code":"invalid_argument","field":"network.denyOut"}`},
 		{`{"templateID":"base","network":{"allowOut":["example.com"]}}`, `{"code":400,"message":"network.allowOut has the domain \"example.com\", which means nothing unless all other traffic is denied: add \"0.0.0.0/0\" to network.denyOut","error_code":"invalid_argument","field":"network.allowOut"}`},
@@ -130,7 +132,6 @@ func TestRoles(t *testing.T) {
 		`{"code":403,"message":"this API key has the role client and the call needs operator","error_code":"permission_denied"}`)
 	w.as(w.client, "GET", "/nowhere", "").want(t, "no route", 404, `{"code":404,"message":"there is no GET /nowhere","error_code":"not_found"}`)
 	w.as(w.client, "PATCH", "/sandboxes", "").want(t, "no method", 404, `{"code":404,"message":"there is no PATCH /sandboxes","error_code":"not_found"}`)
-	w.as(w.client, "POST", "/sandboxes/i1/pause", "").want(t, "pause", 501, `{"code":501,"message":"this Airlock does not support pause yet","error_code":"unimplemented"}`)
 	for _, id := range []string{"..%2f..", "A", "%00", strings.Repeat("a", 33), "a%2Fb"} {
 		if r := w.as(w.client, "GET", "/sandboxes/"+id, ""); r.status != 404 || !strings.Contains(r.body, "doesn't exist or you don't have access to it") {
 			t.Errorf("id %q: %d %s", id, r.status, r.body)
@@ -332,4 +333,50 @@ func TestLogs(t *testing.T) {
 		}
 	}
 	w.as(w.client, "GET", "/v2/sandboxes/"+id+"/logs?cursor=99999999999999", "").want(t, "logs after all", 200, `{"logs":[]}`)
+}
+
+// Every call of the SDKs that Airlock does not have yet says so, and none is
+// mistaken for a name that does not exist.
+func TestUnimplemented(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct{ what, calls string }{
+		{"pausing sandboxes", "POST /sandboxes/i1/pause, POST /sandboxes/i1/resume"},
+		{"forking sandboxes", "POST /sandboxes/i1/fork"},
+		{"snapshots", "POST /sandboxes/i1/snapshots, GET /snapshots?sandboxID=i1&limit=10"},
+		{"changing the network of a sandbox", "PUT /sandboxes/i1/network"},
+		{"templates of your own", `GET /templates, GET /v2/templates, POST /v3/templates, GET /templates/t/files/hash, POST /v2/templates/t/builds/b,
+			GET /templates/t/builds/b/status?logsOffset=0, GET /templates/t/builds/b/logs, POST /templates/tags, DELETE /templates/tags, GET /templates/t/tags,
+			PATCH /templates/t, DELETE /templates/base%2Fsnap%3Adefault`},
+		{"volumes", "POST /volumes, GET /volumes, GET /volumes/v, DELETE /volumes/v"},
+		{"secrets", "POST /secrets, GET /secrets?limit=1, GET /secrets/s, POST /secrets/s, DELETE /secrets/s"},
+	} {
+		for call := range strings.SplitSeq(c.calls, ",") {
+			method, path, _ := strings.Cut(strings.TrimSpace(call), " ")
+			w.as(w.client, method, path, "{}").want(t, call, 501, fmt.Sprintf(`{"code":501,"message":"this Airlock does not support %s yet","error_code":"unimplemented"}`, c.what))
+			if r := w.do(method, path, "{}"); r.status != 401 {
+				t.Errorf("%s without a key: %d %s", call, r.status, r.body)
+			}
+		}
+	}
+}
+
+func TestTemplateAlias(t *testing.T) {
+	w := newWorld(t)
+	w.as(w.client, "GET", "/templates/aliases/base", "").want(t, "base", 200, `{"public":true,"templateID":"base"}`)
+	w.as(w.client, "GET", "/templates/aliases/a%2Fb", "").want(t, "unknown", 404, `{"code":404,"message":"template 'a/b' not found","error_code":"not_found"}`)
+}
+
+func TestIdempotencyKey(t *testing.T) {
+	w := newWorld(t)
+	create := func(key, body string) reply {
+		return w.do("POST", "/v2/sandboxes", body, "X-API-KEY", w.client, "Idempotency-Key", key)
+	}
+	first := create("k-1", `{"templateID":"base","timeout":60}`)
+	if again := create("k-1", `{"timeout":60, "templateID":"base"}`); first.status != 201 || again.status != 201 || again.body != first.body {
+		t.Errorf("%d %s, then %d %s", first.status, first.body, again.status, again.body)
+	}
+	create("k-1", `{"templateID":"base","timeout":61}`).want(t, "another create", 409,
+		`{"code":409,"message":"the Idempotency-Key \"k-1\" was used for a different create: use a new key for each create","error_code":"conflict"}`)
+	create("K", `{"templateID":"base"}`).want(t, "no key", 400,
+		`{"code":400,"message":"Idempotency-Key is \"K\": use 1 to 255 small letters, digits and hyphens","error_code":"invalid_argument","field":"Idempotency-Key"}`)
 }

@@ -41,9 +41,8 @@ type createBody struct {
 	Limits        airlock.Limits    `json:"limits"`
 
 	// Understood and not supported: refused unless they ask for nothing.
-	AutoPause       bool `json:"autoPause"`
-	AutoPauseMemory bool `json:"autoPauseMemory"`
-	AutoResume      *struct {
+	AutoPause  bool `json:"autoPause"`
+	AutoResume *struct {
 		Enabled bool `json:"enabled"`
 	} `json:"autoResume"`
 	MCP          map[string]json.RawMessage `json:"mcp"`
@@ -62,6 +61,7 @@ type networkBody struct {
 	HTTPSPorts         []int                      `json:"httpsPorts,omitempty"`
 	EgressProxy        map[string]json.RawMessage `json:"egressProxy,omitempty"`
 	Rules              map[string]json.RawMessage `json:"rules,omitempty"`
+	DNSServers         []string                   `json:"dnsServers,omitempty"`
 }
 
 func unsupported(field string) error {
@@ -81,13 +81,13 @@ func (b *createBody) request(defaultTimeout int64) (control.CreateRequest, error
 		asked bool
 	}{
 		{"autoPause", b.AutoPause},
-		{"autoPauseMemory", b.AutoPauseMemory},
 		{"autoResume", b.AutoResume != nil && b.AutoResume.Enabled},
 		{"mcp", len(b.MCP) > 0},
 		{"volumeMounts", len(b.VolumeMounts) > 0},
 		{"iam", b.IAM != nil && len(b.IAM.Tokens) > 0},
 		{"network.egressProxy", b.Network != nil && len(b.Network.EgressProxy) > 0},
 		{"network.rules", b.Network != nil && len(b.Network.Rules) > 0},
+		{"network.dnsServers", b.Network != nil && len(b.Network.DNSServers) > 0},
 	} {
 		if u.asked {
 			return req, unsupported(u.field)
@@ -219,12 +219,36 @@ func (s *server) create(w http.ResponseWriter, r *request, defaultTimeout int64)
 	if err != nil {
 		return err
 	}
+	if req.Key, err = idempotencyKey(r.Header); err != nil {
+		return err
+	}
 	sb, err := s.Sandboxes.Create(r.Context(), r.caller, req)
 	if err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusCreated, s.opened(sb))
 	return nil
+}
+
+// templateAlias says whether there is a template of that name.
+func (s *server) templateAlias(w http.ResponseWriter, r *request) error {
+	name := r.PathValue("alias")
+	if !control.HasTemplate(name) {
+		return airlock.Errorf(airlock.NotFound, "template '%.100s' not found", name)
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"templateID": name, "public": true})
+	return nil
+}
+
+var validKey = regexp.MustCompile(`^[a-z0-9-]{1,255}$`)
+
+// idempotencyKey is what makes a repeated create the same one.
+func idempotencyKey(h http.Header) (string, error) {
+	key := h.Get("Idempotency-Key")
+	if key != "" && !validKey.MatchString(key) {
+		return "", airlock.Invalidf("Idempotency-Key", "use 1 to 255 small letters, digits and hyphens", "Idempotency-Key is %.40q", key)
+	}
+	return key, nil
 }
 
 // openedBody is what a client needs to use a sandbox.

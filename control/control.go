@@ -35,6 +35,7 @@ type CreateRequest struct {
 	Env      map[string]string // variables of every process
 	Limits   airlock.Limits    // zero fields get the defaults
 	Network  airlock.Network
+	Key      string // a create with the key of a sandbox that runs returns that one; "" is none
 }
 
 // MaxTimeout is the longest life that can be asked for at one time.
@@ -44,6 +45,9 @@ const MaxTimeout = 24 * time.Hour
 // The code interpreter's name is among them so that its SDK starts; its
 // kernels come with their own image.
 var baseTemplates = []string{"base", "host", "code-interpreter-v1"}
+
+// HasTemplate says whether sandboxes can be created from a template of that name.
+func HasTemplate(name string) bool { return slices.Contains(baseTemplates, name) }
 
 // Config is what Sandboxes works with.
 type Config struct {
@@ -61,6 +65,7 @@ type Sandboxes struct {
 	cfg       Config
 	admission *admission
 	epoch     uint64
+	once      once
 
 	mu     sync.Mutex
 	live   map[string]*live
@@ -92,7 +97,7 @@ type live struct {
 // New opens the sandboxes of a host and begins a new epoch: what an earlier
 // server said to a guest is over.
 func New(ctx context.Context, cfg Config) (*Sandboxes, error) {
-	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), live: map[string]*live{}, stopSampling: func() {}}
+	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), once: once{running: map[[2]string]chan struct{}{}}, live: map[string]*live{}, stopSampling: func() {}}
 	err := cfg.Store.Update(ctx, func(tx cluster.Tx) error {
 		value, err := tx.Get("epoch")
 		if err != nil {
@@ -233,7 +238,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if req.Template == "" {
 		req.Template = baseTemplates[0]
 	}
-	if !slices.Contains(baseTemplates, req.Template) {
+	if !HasTemplate(req.Template) {
 		return airlock.Sandbox{}, &airlock.Error{Code: airlock.NotFound, Field: "templateID", Message: fmt.Sprintf("template '%s' not found", req.Template), Hint: "use base"}
 	}
 	if err := validTimeout(req.Timeout); err != nil {
@@ -243,12 +248,28 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if err := limits.Validate(); err != nil {
 		return airlock.Sandbox{}, err
 	}
+	var digest string
+	if req.Key != "" {
+		var err error
+		if digest, err = req.digest(); err != nil {
+			return airlock.Sandbox{}, err
+		}
+		leave, err := c.once.enter(ctx, p.Team, req.Key)
+		if err != nil {
+			return airlock.Sandbox{}, err
+		}
+		defer leave()
+		if sb, found, err := c.made(p.Team, req.Key, digest); found || err != nil {
+			return sb, err
+		}
+	}
 	if err := c.admission.reserve(p.Team, limits); err != nil {
 		return airlock.Sandbox{}, err
 	}
 	sb := airlock.Sandbox{
 		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
+		CreateKey: req.Key, CreateDigest: digest,
 	}
 	if !sb.PublicTraffic() {
 		sb.TrafficToken = rand.Text() + rand.Text()

@@ -213,6 +213,47 @@ func TestTeamsAreApart(t *testing.T) {
 	}
 }
 
+func TestCreateOnce(t *testing.T) {
+	h := newHost(t)
+	req := want
+	req.Key = "k-1"
+	var made [8]airlock.Sandbox
+	var all sync.WaitGroup
+	for i := range made {
+		all.Go(func() {
+			var err error
+			if made[i], err = h.Create(t.Context(), alice, req); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	first := made[0]
+	for _, sb := range made {
+		if sb.ID != first.ID || sb.AccessToken != first.AccessToken {
+			t.Errorf("%s and %s with one key", first.ID, sb.ID)
+		}
+	}
+	if sb, err := h.Create(t.Context(), bob, req); err != nil || sb.ID == first.ID {
+		t.Errorf("another team's key: %v, %v", sb.ID, err)
+	}
+	other := req
+	other.Metadata = map[string]string{"a": "b"}
+	if _, err := h.Create(t.Context(), alice, other); code(err) != airlock.Conflict {
+		t.Errorf("another create with the key: %v", err)
+	}
+	h.restart()
+	if sb, err := h.Create(t.Context(), alice, req); err != nil || sb.ID != first.ID {
+		t.Errorf("after a restart: %v, %v", sb.ID, err)
+	}
+	if err := h.Kill(t.Context(), alice, first.ID); err != nil {
+		t.Fatal(err)
+	}
+	if sb, err := h.Create(t.Context(), alice, req); err != nil || sb.ID == first.ID {
+		t.Errorf("after its end: %v, %v", sb.ID, err)
+	}
+}
+
 func TestAdmission(t *testing.T) {
 	h := newHost(t)
 	var mine []airlock.Sandbox

@@ -133,7 +133,7 @@ var quoted = regexp.MustCompile("`([^`\n]+)`")
 var fileLike = regexp.MustCompile(`^[\w.-]+(/[\w.-]+)+$|^[\w.-]+\.(go|md|mod|sh|proto)$`)
 
 func TestDocsNameFilesThatExist(t *testing.T) {
-	for _, doc := range []string{"docs/ARCHITECTURE.md", "docs/dependencies.md", "README.md"} {
+	for _, doc := range []string{"docs/ARCHITECTURE.md", "docs/dependencies.md", "docs/e2b.md", "README.md"} {
 		text, err := os.ReadFile(filepath.Join(root, doc))
 		if err != nil {
 			t.Fatal(err)
@@ -232,7 +232,7 @@ func TestMakefileIsShort(t *testing.T) {
 
 // Nothing in the tree runs without being executable.
 func TestScriptsAreExecutable(t *testing.T) {
-	for _, name := range []string{".ci/run", "examples/demo.sh", "test/run.sh", "test/lint.sh"} {
+	for _, name := range []string{".ci/run", "examples/demo.sh", "test/run.sh", "test/lint.sh", "test/e2b/venv.sh"} {
 		info, err := os.Stat(filepath.Join(root, name))
 		if err != nil || info.Mode()&fs.FileMode(0o111) != 0o111 {
 			t.Errorf("%s: %v, or not executable", name, err)

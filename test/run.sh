@@ -2,9 +2,8 @@
 # All tests. `make test` builds bin/airlock before.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ -f test/e2b/package-lock.json ]; then
-  (cd test/e2b && npm ci --no-audit --no-fund --loglevel=error)
-fi
+(cd test/e2b && npm ci --no-audit --no-fund --loglevel=error)
+test/e2b/venv.sh
 # -race needs cgo; the binaries under test stay static. The packages that make
 # sandboxes share this machine's limits and run one after the other.
 exec env CGO_ENABLED=1 go test -race -timeout 20m -p 2 ./...

@@ -1,23 +1,15 @@
 // Ports of sandboxes, with the unmodified SDK and nothing set but E2B_DOMAIN,
 // E2B_API_KEY and the authority to trust: TLS, HTTP/2, a host for each port.
 import assert from 'node:assert/strict'
-import dns from 'node:dns'
 import http from 'node:http'
 import https from 'node:https'
 import { createHash, randomBytes } from 'node:crypto'
 import { after, before, describe, test } from 'node:test'
+import './resolve.mjs'
 
-// A resolver for the names below the domain, which not every system has.
 const domain = process.env.E2B_DOMAIN
 assert.ok(domain, 'E2B_DOMAIN is not set')
 assert.equal(process.env.E2B_API_URL ?? '', '')
-const { lookup } = dns
-dns.lookup = (name, options, callback) => {
-  if (typeof options === 'function') [options, callback] = [{}, options]
-  if (!name.endsWith(domain.split(':')[0])) return lookup(name, options, callback)
-  if (options.all) return process.nextTick(callback, null, [{ address: '127.0.0.1', family: 4 }])
-  process.nextTick(callback, null, '127.0.0.1', 4)
-}
 const { Sandbox } = await import('e2b')
 
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
