@@ -359,11 +359,12 @@ func TestOddPaths(t *testing.T) {
 		t.Errorf("a deep list: %d, %v", len(all), err)
 	}
 	// To the last byte that the kernel takes.
-	longest := deep + strings.Repeat("e", 100) + "/"
-	longest += strings.Repeat("f", 4095-len(h.home)-1-len(longest))
-	if len(longest)-strings.LastIndex(longest, "/") > 256 {
-		longest = deep + strings.Repeat("e", 200) + "/" + strings.Repeat("f", 4095-len(h.home)-1-len(deep)-201)
+	longest := deep
+	left := 4095 - len(h.home) - 1 - len(longest)
+	for ; left > 255; left -= 101 {
+		longest += strings.Repeat("e", 100) + "/"
 	}
+	longest += strings.Repeat("f", left)
 	if _, err := h.write("", longest, strings.NewReader("x")); err != nil {
 		t.Errorf("the longest path, %d bytes: %v", len(h.home)+1+len(longest), err)
 	}
