@@ -2,8 +2,10 @@ package api
 
 import (
 	"context"
+	"errors"
+	"io"
+	"net/http"
 
-	"airlock.dev/airlock"
 	"airlock.dev/airlock/api/envd"
 	"airlock.dev/airlock/channel"
 	"connectrpc.com/connect"
@@ -76,20 +78,81 @@ func (filesystemService) Remove(ctx context.Context, req *connect.Request[envd.R
 	return connect.NewResponse(&envd.RemoveResponse{}), nil
 }
 
-var errWatch = airlock.Errorf(airlock.Unimplemented, "watching directories is not supported by this Airlock yet")
-
-func (filesystemService) WatchDir(context.Context, *connect.Request[envd.WatchDirRequest], *connect.ServerStream[envd.WatchDirResponse]) error {
-	return errWatch
+// The events of a watch are named as fsnotify names them, which E2B uses.
+var changeTypes = map[channel.ChangeType]envd.EventType{
+	channel.Created:     envd.EventType_EVENT_TYPE_CREATE,
+	channel.Written:     envd.EventType_EVENT_TYPE_WRITE,
+	channel.Removed:     envd.EventType_EVENT_TYPE_REMOVE,
+	channel.Renamed:     envd.EventType_EVENT_TYPE_RENAME,
+	channel.ModeChanged: envd.EventType_EVENT_TYPE_CHMOD,
 }
 
-func (filesystemService) CreateWatcher(context.Context, *connect.Request[envd.CreateWatcherRequest]) (*connect.Response[envd.CreateWatcherResponse], error) {
-	return nil, errWatch
+func fileEvent(e channel.WatchEvent) *envd.FilesystemEvent {
+	event := &envd.FilesystemEvent{Name: e.Name, Type: changeTypes[e.Type]}
+	if e.Entry != nil {
+		event.Entry = entryInfo(*e.Entry)
+	}
+	return event
 }
 
-func (filesystemService) GetWatcherEvents(context.Context, *connect.Request[envd.GetWatcherEventsRequest]) (*connect.Response[envd.GetWatcherEventsResponse], error) {
-	return nil, errWatch
+// WatchDir sends what happens in a directory until the client leaves. When
+// the directory itself is gone the stream ends.
+func (filesystemService) WatchDir(ctx context.Context, req *connect.Request[envd.WatchDirRequest], stream *connect.ServerStream[envd.WatchDirResponse]) error {
+	g := guestOf(ctx)
+	m := req.Msg
+	watch, err := g.Watch(ctx, rpcUser(req.Header()), channel.WatchCommand{Path: m.GetPath(), Recursive: m.GetRecursive(), Entry: m.GetIncludeEntry()})
+	if err != nil {
+		return err
+	}
+	defer watch.Close()
+	err = stream.Send(&envd.WatchDirResponse{Event: &envd.WatchDirResponse_Start{Start: &envd.WatchDirResponse_StartEvent{}}})
+	for err == nil {
+		silence, cancel := context.WithTimeout(ctx, pingInterval(req.Header()))
+		var e channel.WatchEvent
+		e, err = watch.Next(silence)
+		cancel()
+		switch {
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+			err = stream.Send(&envd.WatchDirResponse{Event: &envd.WatchDirResponse_Keepalive{Keepalive: &envd.WatchDirResponse_KeepAlive{}}})
+		case err == nil:
+			err = stream.Send(&envd.WatchDirResponse{Event: &envd.WatchDirResponse_Filesystem{Filesystem: fileEvent(e)}})
+		}
+	}
+	if err == io.EOF {
+		return nil
+	}
+	select {
+	case <-g.Gone():
+		panic(http.ErrAbortHandler) // see finish
+	default:
+		return err
+	}
 }
 
-func (filesystemService) RemoveWatcher(context.Context, *connect.Request[envd.RemoveWatcherRequest]) (*connect.Response[envd.RemoveWatcherResponse], error) {
-	return nil, errWatch
+func (filesystemService) CreateWatcher(ctx context.Context, req *connect.Request[envd.CreateWatcherRequest]) (*connect.Response[envd.CreateWatcherResponse], error) {
+	m := req.Msg
+	id, err := guestOf(ctx).WatchPolled(ctx, rpcUser(req.Header()), channel.WatchCommand{Path: m.GetPath(), Recursive: m.GetRecursive(), Entry: m.GetIncludeEntry()})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&envd.CreateWatcherResponse{WatcherId: id}), nil
+}
+
+func (filesystemService) GetWatcherEvents(ctx context.Context, req *connect.Request[envd.GetWatcherEventsRequest]) (*connect.Response[envd.GetWatcherEventsResponse], error) {
+	events, err := guestOf(ctx).Polled(req.Msg.GetWatcherId())
+	if err != nil {
+		return nil, err
+	}
+	reply := &envd.GetWatcherEventsResponse{}
+	for _, e := range events {
+		reply.Events = append(reply.Events, fileEvent(e))
+	}
+	return connect.NewResponse(reply), nil
+}
+
+func (filesystemService) RemoveWatcher(ctx context.Context, req *connect.Request[envd.RemoveWatcherRequest]) (*connect.Response[envd.RemoveWatcherResponse], error) {
+	if err := guestOf(ctx).Unwatch(req.Msg.GetWatcherId()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&envd.RemoveWatcherResponse{}), nil
 }

@@ -47,6 +47,11 @@ const (
 	MethodCompose = "file.compose"
 	// MethodListDir takes ListDirRequest and answers Entry messages, one each, then the end.
 	MethodListDir = "file.list"
+	// MethodWatch takes WatchRequest and carries all watches of one user until
+	// the host ends the stream. The host sends WatchCommand (TagInput); the
+	// guest sends WatchNote (TagReply): one that is Ready or an Error for each
+	// watch that is added, then its events.
+	MethodWatch = "file.watch"
 	// MethodDial takes DialRequest, connects to that port on the sandbox's own
 	// loopback and answers Empty, or fails with PortClosed. Then both sides
 	// send raw bytes (TagData), each with its own end; a reset is the
@@ -222,6 +227,63 @@ type Entry struct {
 	Metadata      map[string]string `json:"metadata,omitempty"`      // at most MaxMetadata; of a symlink that of its target
 	Inode         uint64            `json:"inode,omitempty"`
 }
+
+// WatchRequest opens the watches of a user.
+type WatchRequest struct {
+	User string `json:"user,omitempty"` // "" is "user"
+}
+
+// WatchCommand adds a watch of a directory, or removes one. The host chooses
+// the id, which is larger than all before it on the stream.
+type WatchCommand struct {
+	ID        uint32 `json:"id"`
+	Remove    bool   `json:"remove,omitempty"`
+	Path      string `json:"path,omitempty"`
+	Recursive bool   `json:"recursive,omitempty"` // directories made later, too; links are not followed
+	Entry     bool   `json:"entry,omitempty"`     // events carry what they are about
+}
+
+// WatchNote is what there is to say of a watch. Exactly one of Ready, Event,
+// Error and End is set; after the last two the watch is over.
+type WatchNote struct {
+	ID    uint32      `json:"id"`
+	Ready bool        `json:"ready,omitempty"`
+	Event *WatchEvent `json:"event,omitempty"`
+	Error *WatchError `json:"error,omitempty"`
+	End   bool        `json:"end,omitempty"` // the directory itself was removed or moved away
+}
+
+// WatchError is why a watch failed.
+type WatchError struct {
+	Code    airlock.Code `json:"code"`
+	Message string       `json:"message"`
+}
+
+// WatchLost is the end of a watch that can no longer tell all that happens.
+func WatchLost(why string) *airlock.Error {
+	return &airlock.Error{Code: airlock.Exhausted, Message: "the watch has ended and events may be lost: " + why, Hint: "watch again and list the directory anew"}
+}
+
+// WatchEvent is one change in a watched directory. The directory's own end is
+// Removed or Renamed with the name ".".
+type WatchEvent struct {
+	Name  string     `json:"name"` // relative to the watched directory
+	Type  ChangeType `json:"type"`
+	Entry *Entry     `json:"entry,omitempty"` // of Created, Written and ModeChanged, while it can be seen
+}
+
+// ChangeType is what happened to a path.
+type ChangeType string
+
+// The types of changes. A rename is Renamed for the old name and Created for
+// the new one. A file that is replaced by an upload is Written.
+const (
+	Created     ChangeType = "create"
+	Written     ChangeType = "write"
+	Removed     ChangeType = "remove"
+	Renamed     ChangeType = "rename"
+	ModeChanged ChangeType = "chmod"
+)
 
 // DialRequest names a port on which a program in the sandbox listens.
 type DialRequest struct {

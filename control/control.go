@@ -84,6 +84,7 @@ type live struct {
 
 	conns   atomic.Int32 // to its ports
 	metrics history
+	watches *watches
 
 	mu      sync.Mutex
 	sandbox airlock.Sandbox
@@ -225,7 +226,7 @@ func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock
 }
 
 func newLive(sb airlock.Sandbox, box isolation.Sandbox, mux *channel.Mux) *live {
-	return &live{box: box, mux: mux, sandbox: sb, log: &events{}, changed: make(chan struct{}, 1), kill: make(chan struct{}), gone: make(chan struct{})}
+	return &live{box: box, mux: mux, sandbox: sb, log: &events{}, watches: newWatches(mux), changed: make(chan struct{}, 1), kill: make(chan struct{}), gone: make(chan struct{})}
 }
 
 func newID() string {
@@ -460,6 +461,7 @@ func (l *live) probe(ctx context.Context) {
 func (c *Sandboxes) end(l *live, outcome airlock.Outcome) {
 	id := l.get().ID
 	l.mux.Close()
+	l.watches.wait()
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		err := l.box.Destroy(ctx)
@@ -610,7 +612,7 @@ func (c *Sandboxes) Open(ctx context.Context, id string) (*Guest, error) {
 	if l == nil || l.get().State != airlock.Running {
 		return nil, airlock.Errorf(airlock.Gone, "The sandbox was not found")
 	}
-	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, conns: &l.conns, ended: l.why, measure: l.now}, nil
+	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, conns: &l.conns, watches: l.watches, ended: l.why, measure: l.now}, nil
 }
 
 // why waits a moment for the reason of an end that has begun.

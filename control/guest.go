@@ -23,7 +23,8 @@ type Guest struct {
 
 	mux     *channel.Mux
 	log     *events
-	conns   *atomic.Int32          // to its ports, of all Guests of the sandbox
+	conns   *atomic.Int32 // to its ports, of all Guests of the sandbox
+	watches *watches
 	ended   func() airlock.Outcome // why the sandbox ended; called once mux is done
 	measure func(context.Context) (Metric, error)
 }

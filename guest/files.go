@@ -56,6 +56,8 @@ func (f *files) handle(ctx context.Context, s *channel.Stream, method string, re
 		return f.write(ctx, s, req)
 	case channel.MethodCompose:
 		return f.compose(ctx, s, req)
+	case channel.MethodWatch:
+		return f.watch(ctx, s)
 	}
 	return airlock.Errorf(airlock.Unimplemented, "the guest does not know the method %q", method)
 }

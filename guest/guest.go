@@ -189,7 +189,7 @@ func (g *guest) handle(ctx context.Context, s *channel.Stream, method string, re
 	case channel.MethodUsage:
 		return call(ctx, s, req, g.usage)
 	case channel.MethodRead, channel.MethodWrite, channel.MethodStat, channel.MethodMkdir,
-		channel.MethodRemove, channel.MethodMove, channel.MethodListDir, channel.MethodCompose:
+		channel.MethodRemove, channel.MethodMove, channel.MethodListDir, channel.MethodCompose, channel.MethodWatch:
 		return g.file(ctx, s, method, req)
 	}
 	return airlock.Errorf(airlock.Unimplemented, "the guest does not know the method %q", method)

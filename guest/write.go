@@ -195,6 +195,14 @@ type writer struct {
 // the helper is killed, as its own user can: it says what it was.
 const tempPrefix = ".airlock-upload-"
 
+// tempName says whether the file replaces another, for those who watch.
+func tempName(replaces bool) string {
+	if replaces {
+		return tempPrefix + "over-" + rand.Text()
+	}
+	return tempPrefix + rand.Text()
+}
+
 // newWriter makes the parents of path and begins to replace the file there.
 // Nothing of the old file has changed when it fails.
 func newWriter(path string, mode uint32, metadata map[string]string) (*writer, error) {
@@ -248,7 +256,7 @@ func (w *writer) open(path string, metadata map[string]string) error {
 			return w.inPlace(path, metadata)
 		}
 	}
-	temp := tempPrefix + rand.Text()
+	temp := tempName(exists)
 	fd, err := unix.Openat(w.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
 	if exists && (err == unix.EACCES || err == unix.EPERM) {
 		return w.inPlace(path, metadata)

@@ -65,8 +65,8 @@ func TestE2B(t *testing.T) {
 	t.Run("headers", func(t *testing.T) {
 		s := startServer(t)
 		s.suites(t, []string{"E2B_API_URL=" + s.url, "E2B_SANDBOX_URL=" + s.url},
-			"first-light.test.mjs", "files.test.mjs", "process.test.mjs", "sandbox.test.mjs", "git.test.mjs",
-			"test_sync.py", "test_async.py", "test_git.py")
+			"first-light.test.mjs", "files.test.mjs", "process.test.mjs", "sandbox.test.mjs", "git.test.mjs", "watch.test.mjs",
+			"test_sync.py", "test_async.py", "test_git.py", "test_metadata.py", "test_watch.py")
 	})
 	t.Run("domain", func(t *testing.T) {
 		s := startServer(t, "--domain", "airlock.localhost")
