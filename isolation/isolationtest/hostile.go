@@ -96,6 +96,7 @@ for f in ("/home/user/attr", "/tmp/attr", "/dev/shm/attr", "/usr/bin/env"):
 	} {
 		t.Run(p.name, func(t *testing.T) { p.check(t, b) })
 	}
+	watching(t, b)
 	t.Run("stdin is passed and half-closed", func(t *testing.T) {
 		r, err := tryExec(t.Context(), b.mux, channel.StartRequest{Cmd: "/usr/bin/wc", Args: []string{"-c"}, Stdin: true}, strings.Repeat("x", 300_000))
 		if err != nil || strings.TrimSpace(r.out) != "300000" {
