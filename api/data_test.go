@@ -419,7 +419,9 @@ func TestFilesystemCalls(t *testing.T) {
 		{"MakeDir", `{"path":"/d"}`, `409 {"code":"already_exists","message":"directory'/d'alreadyexists"}`},
 		{"ListDir", `{"path":"/d","depth":0}`, `200 {"entries":[` + strings.NewReplacer(`"name":"f"`, `"name":"a"`, `"path":"/f"`, `"path":"/d/a"`, `"size":"5"`, `"size":"1"`).Replace(f) +
 			`,` + strings.NewReplacer(`"name":"f","type":"FILE_TYPE_FILE","path":"/f","size":"5"`, `"name":"link","path":"/d/link"`, `Z"}`, `Z","symlinkTarget":"/nowhere"}`).Replace(f) + `]}`},
-		{"CreateWatcher", `{"path":"/d"}`, `501 {"code":"unimplemented","message":"watchingdirectoriesisnotsupportedbythisAirlockyet"}`},
+		{"CreateWatcher", `{"path":"/g"}`, `404 {"code":"not_found","message":"path'/g'doesnotexist"}`},
+		{"GetWatcherEvents", `{"watcherId":"x"}`, `404 {"code":"not_found","message":"watcher'x'wasnotfound:watchersendwiththeserver,makeanewone"}`},
+		{"RemoveWatcher", `{"watcherId":""}`, `404 {"code":"not_found","message":"watcher''wasnotfound:watchersendwiththeserver,makeanewone"}`},
 		{"Stat", `{"path":7}`, `400`},
 	} {
 		r := w.rpc(id, token, "/filesystem.Filesystem/"+c.method, c.body)

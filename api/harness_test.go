@@ -434,6 +434,18 @@ func (b *fakeBox) serve(ctx context.Context, s *channel.Stream, method string, r
 			e.Metadata = map[string]string{"a": "b"}
 		}
 		return channel.SendReply(ctx, s, e)
+	case channel.MethodWatch: // of nothing
+		for {
+			_, body, err := s.Recv(ctx)
+			if err != nil {
+				return err
+			}
+			c := decode[channel.WatchCommand](body)
+			missing := &channel.WatchError{Code: airlock.NotFound, Message: "path '" + c.Path + "' does not exist"}
+			if err := channel.SendReply(ctx, s, channel.WatchNote{ID: c.ID, Error: missing}); err != nil {
+				return err
+			}
+		}
 	case channel.MethodMkdir:
 		return airlock.Errorf(airlock.Exists, "directory '/d' already exists")
 	case channel.MethodListDir:

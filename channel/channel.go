@@ -31,8 +31,9 @@ import (
 // endian), payload. All sizes in bytes.
 const (
 	headerSize = 8
-	// MaxPayload is the largest payload of one packet.
-	MaxPayload = 32 << 10
+	// MaxPayload is the largest payload of one packet. Under gVisor a packet
+	// costs much more than its bytes.
+	MaxPayload = 128 << 10
 	// MaxPacket is the largest packet.
 	MaxPacket = headerSize + MaxPayload
 	// MaxMessage is the largest message, made of several packets.
@@ -40,10 +41,10 @@ const (
 	// window is what one side may send on one stream before the other has
 	// read it. Every packet costs its payload and frameCost. It is larger
 	// than a whole message, so that a message can always be completed.
-	window    = 256 << 10
+	window    = 512 << 10
 	frameCost = 64
 	// maxStreams bounds the streams open at one time, and with window what
-	// a hostile guest can make the host keep: 64 MiB.
+	// a hostile guest can make the host keep: 128 MiB.
 	maxStreams = 256
 	// writeTimeout is how long a peer may refuse to take one packet before
 	// the session counts as dead.

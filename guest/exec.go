@@ -24,6 +24,9 @@ const (
 	// ended, before the exec counts as over: a background process may hold
 	// the pipe for ever. What it writes later is read and dropped.
 	drainPause = 500 * time.Millisecond
+	// outputChunk is the most that is read of a pipe at once; each pipe of a
+	// running process has a buffer of that size.
+	outputChunk = 32 << 10
 	// rememberFor and rememberMost bound the ended execs kept for attach.
 	rememberFor  = 30 * time.Second
 	rememberMost = 1024
@@ -371,7 +374,7 @@ func (g *guest) begin(e *exec) {
 // pump sends what one pipe brings until its end, or until drainPause after
 // the process's. Sending waits for the slowest subscriber.
 func (e *exec) pump(o output) {
-	buf := make([]byte, channel.MaxPayload)
+	buf := make([]byte, outputChunk)
 	for {
 		select {
 		case <-e.exit: // anew for each read: the time spent sending does not count

@@ -36,8 +36,16 @@ func binary(b *testing.B) string {
 	return path
 }
 
-// serve starts a server and returns its client and its command's pid.
-func serve(b *testing.B) (*client.Client, int) {
+// server is one under measurement.
+type server struct {
+	*client.Client
+	pid     int
+	url     string
+	dataDir string
+}
+
+// serve starts a server.
+func serve(b *testing.B) server {
 	b.Helper()
 	dir := b.TempDir()
 	cmd := exec.Command(binary(b), "serve", "--listen", "127.0.0.1:0", "--data-dir", dir)
@@ -57,14 +65,16 @@ func serve(b *testing.B) (*client.Client, int) {
 			b.Logf("the server's log:\n%s", &log)
 		}
 	})
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		b.Fatal(err)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	words := strings.Fields(line) // airlock listens on URL and SOCKET
+	if err != nil || len(words) < 4 {
+		b.Fatalf("%q, %v", line, err)
 	}
 	c, err := client.New(client.Options{Socket: filepath.Join(dir, "airlock.sock")})
 	if err != nil {
 		b.Fatal(err)
 	}
-	return c, cmd.Process.Pid
+	return server{c, cmd.Process.Pid, words[3], dir}
 }
 
 var small = client.CreateRequest{Timeout: 10 * time.Minute, Limits: airlock.Limits{MemoryMB: 128, DiskMB: 64, Processes: 32}}
@@ -98,7 +108,7 @@ func report(b *testing.B, ours, baseline []float64) {
 // client of the API sees it, to `runsc do /bin/true`.
 func BenchmarkColdTrue(b *testing.B) {
 	bin := binary(b)
-	c, _ := serve(b)
+	c := serve(b)
 	var ours, baseline []float64
 	for i := range 24 {
 		ours = append(ours, took(b, func() error {
@@ -127,19 +137,35 @@ func run(b *testing.B, sb *client.Sandbox, cmd string) error {
 
 // BenchmarkExecTrue is /bin/true in a running sandbox, to `runsc exec`.
 func BenchmarkExecTrue(b *testing.B) {
-	bin := binary(b)
-	c, _ := serve(b)
+	c := serve(b)
 	sb, err := c.Create(b.Context(), small)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer sb.Close()
+	runsc := bare(b)
+	var ours, baseline []float64
+	for i := range 200 {
+		ours = append(ours, took(b, func() error { return run(b, sb, "/bin/true") }))
+		if i%4 == 0 {
+			baseline = append(baseline, took(b, runsc("/bin/true").Run))
+		}
+	}
+	report(b, ours, baseline)
+}
+
+// bare starts a container with plain runsc and returns commands that run in it.
+func bare(b *testing.B) func(args ...string) *exec.Cmd {
+	b.Helper()
+	bin := binary(b)
 	state, bundle := b.TempDir(), b.TempDir()
 	spec, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2",
 		"root":       map[string]any{"path": "/", "readonly": true},
 		"process":    map[string]any{"args": []string{"/bin/sleep", "600"}, "cwd": "/", "env": []string{"PATH=/usr/bin:/bin"}},
-		"linux":      map[string]any{"namespaces": []map[string]string{{"type": "pid"}, {"type": "mount"}}},
+		// Neither this machine's login scripts nor its disk are measured.
+		"mounts": []map[string]string{{"destination": "/etc", "type": "tmpfs"}, {"destination": "/root", "type": "tmpfs"}, {"destination": "/tmp", "type": "tmpfs"}},
+		"linux":  map[string]any{"namespaces": []map[string]string{{"type": "pid"}, {"type": "mount"}}},
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -153,24 +179,190 @@ func BenchmarkExecTrue(b *testing.B) {
 	if err := runsc("run", "-detach", "-bundle", bundle, "baseline").Run(); err != nil { // no pipes: the container would keep them open
 		b.Fatal(err)
 	}
-	defer func() {
+	b.Cleanup(func() {
 		runsc("delete", "-force", "baseline").Run()
 		syscall.Unmount(filepath.Join(state, "null-netns"), syscall.MNT_DETACH) // runsc leaves it mounted
-	}()
+	})
+	return func(args ...string) *exec.Cmd { return runsc(append([]string{"exec", "baseline"}, args...)...) }
+}
+
+// sdk is the unmodified JavaScript SDK of E2B, with sandboxes of its own.
+type sdk struct {
+	b   *testing.B
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+func startSDK(b *testing.B, c server, sandboxes int) sdk {
+	b.Helper()
+	key := exec.Command(binary(b), "key", "create", "--data-dir", c.dataDir)
+	key.Env = []string{}
+	secret, err := key.Output()
+	if err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command("node", "bench.mjs", strconv.Itoa(sandboxes))
+	cmd.Dir = "../e2b"
+	cmd.Env = append(os.Environ(), "E2B_API_URL="+c.url, "E2B_SANDBOX_URL="+c.url, "E2B_API_KEY="+strings.TrimSpace(string(secret)))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Skipf("needs node: %v", err)
+	}
+	s := sdk{b, in, bufio.NewScanner(out)}
+	b.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			b.Errorf("the SDK: %v", err)
+		}
+	})
+	s.line() // it is ready
+	return s
+}
+
+func (s sdk) line() string {
+	s.b.Helper()
+	if !s.out.Scan() {
+		s.b.Fatalf("the SDK ended: %v", s.out.Err())
+	}
+	return s.out.Text()
+}
+
+// run returns how long commands.run('true') took in n sandboxes at once, in
+// milliseconds.
+func (s sdk) run(n int) float64 {
+	s.b.Helper()
+	fmt.Fprintln(s.in, "run", n)
+	ms, err := strconv.ParseFloat(s.line(), 64)
+	if err != nil {
+		s.b.Fatal(err)
+	}
+	return ms
+}
+
+// BenchmarkSDKRun is commands.run('true') of the E2B SDK, which runs it with
+// bash -l, to the same with `runsc exec`.
+func BenchmarkSDKRun(b *testing.B) {
+	s := startSDK(b, serve(b), 1)
+	runsc := bare(b)
 	var ours, baseline []float64
-	for i := range 200 {
-		ours = append(ours, took(b, func() error { return run(b, sb, "/bin/true") }))
+	for i := range 100 {
+		ours = append(ours, s.run(1))
 		if i%4 == 0 {
-			baseline = append(baseline, took(b, runsc("exec", "baseline", "/bin/true").Run))
+			baseline = append(baseline, took(b, runsc("/bin/bash", "-l", "-c", "true").Run))
+		}
+		if i == 11 { // caches are warm for both
+			ours, baseline = nil, nil
 		}
 	}
 	report(b, ours, baseline)
 }
 
+// BenchmarkSDKClients is the rate of 20 clients in 20 sandboxes, to that of
+// one after the other.
+func BenchmarkSDKClients(b *testing.B) {
+	const clients = 20
+	s := startSDK(b, serve(b), clients)
+	var together, alone []float64
+	for range 12 {
+		together = append(together, s.run(clients))
+		sum := 0.0
+		for range clients {
+			sum += s.run(1)
+		}
+		alone = append(alone, sum)
+	}
+	t, a := median(together), median(alone)
+	b.ReportMetric(clients/t*1000, "runs/s")
+	b.ReportMetric(clients/a*1000, "baseline-runs/s")
+	b.ReportMetric(a/t, "ratio")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkUpload and BenchmarkDownload are the rate of 256 MB through the
+// API, to that of cat through `runsc exec`.
+func BenchmarkUpload(b *testing.B)   { transfer(b, true) }
+func BenchmarkDownload(b *testing.B) { transfer(b, false) }
+
+func transfer(b *testing.B, up bool) {
+	const size = 256 << 20
+	c := serve(b)
+	limits := small
+	limits.Limits.DiskMB, limits.Limits.MemoryMB = 1024, 512
+	sb, err := c.Create(b.Context(), limits)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer sb.Close()
+	runsc := bare(b)
+	ours := func() error {
+		if up {
+			return sb.Upload(b.Context(), "big", io.LimitReader(zeros{}, size), 0)
+		}
+		var n counter
+		err := sb.Download(b.Context(), "big", &n)
+		return n.whole(size, err)
+	}
+	baseline := func() error {
+		if up {
+			cmd := runsc("/bin/sh", "-c", "cat > /tmp/big")
+			cmd.Stdin = io.LimitReader(zeros{}, size)
+			return cmd.Run()
+		}
+		var n counter
+		cmd := runsc("/bin/cat", "/tmp/big")
+		cmd.Stdout = &n
+		return n.whole(size, cmd.Run())
+	}
+	if !up {
+		if err := sb.Upload(b.Context(), "big", io.LimitReader(zeros{}, size), 0); err != nil {
+			b.Fatal(err)
+		}
+		fill := runsc("/bin/sh", "-c", "cat > /tmp/big")
+		fill.Stdin = io.LimitReader(zeros{}, size)
+		if err := fill.Run(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var o, base []float64
+	for range 5 {
+		o = append(o, took(b, ours))
+		base = append(base, took(b, baseline))
+	}
+	mbs := func(ms float64) float64 { return size / 1e6 / (ms / 1000) }
+	b.ReportMetric(mbs(median(o)), "MB/s")
+	b.ReportMetric(mbs(median(base)), "baseline-MB/s")
+	b.ReportMetric(median(base)/median(o), "ratio")
+	b.ReportMetric(0, "ns/op")
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// counter counts what is written to it.
+type counter int
+
+func (c *counter) Write(p []byte) (int, error) { *c += counter(len(p)); return len(p), nil }
+
+func (c *counter) whole(size int, err error) error {
+	if err == nil && int(*c) != size {
+		err = fmt.Errorf("%d bytes came of %d", *c, size)
+	}
+	return err
+}
+
 // BenchmarkIdleServer is the memory of the server with 50 idle sandboxes, to
 // that of the sandboxes themselves.
 func BenchmarkIdleServer(b *testing.B) {
-	c, pid := serve(b)
+	c := serve(b)
 	for range 50 {
 		sb, err := c.Create(b.Context(), small)
 		if err != nil {
@@ -180,7 +372,7 @@ func BenchmarkIdleServer(b *testing.B) {
 	}
 	time.Sleep(2 * time.Second)
 	var server, sandboxes float64
-	for _, p := range below(pid) {
+	for _, p := range below(c.pid) {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p))
 		rss := proportional(p)
 		if bytes.HasPrefix(cmdline, []byte("runsc-")) || len(cmdline) == 0 {
