@@ -57,8 +57,15 @@ func apiKey(h http.Header) string {
 	if key := h.Get("X-API-KEY"); key != "" {
 		return key
 	}
-	key, _ := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
-	return key
+	return bearer(h)
+}
+
+func bearer(h http.Header) string {
+	token, found := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
+	if !found {
+		return ""
+	}
+	return token
 }
 
 // The gates of the data plane.

@@ -19,6 +19,7 @@ import (
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/control"
+	"airlock.dev/airlock/keys"
 )
 
 // The ports that are not the sandbox's own: E2B's clients find the API of
@@ -144,6 +145,9 @@ func rewrite(pr *httputil.ProxyRequest, sb airlock.Sandbox, port uint16) {
 		case name == "X-Api-Key", name == "X-Access-Token", name == "E2b-Traffic-Access-Token", strings.HasPrefix(name, "E2b-Sandbox-"):
 			delete(pr.Out.Header, name)
 		}
+	}
+	if keys.Looks(bearer(pr.Out.Header)) { // another bearer's token is the program's own
+		pr.Out.Header.Del("Authorization")
 	}
 	if _, found := pr.Out.Header["User-Agent"]; !found {
 		pr.Out.Header["User-Agent"] = nil // else Go adds its own

@@ -122,8 +122,8 @@ func TestProxyHeaders(t *testing.T) {
 			t.Errorf("%s of the reply is %q, want %q", name, got, want)
 		}
 	}
-	r = w.at("GET", "3000-"+masked+".box.test", "/", "Accept-Encoding", "identity", "User-Agent", "u")
-	r.want(t, "mask", 200, "GET dev.local:3000 Accept-Encoding=identity User-Agent=u X-Forwarded-For=127.0.0.1 X-Forwarded-Host=3000-"+masked+".box.test X-Forwarded-Proto=http")
+	r = w.at("GET", "3000-"+masked+".box.test", "/", "Accept-Encoding", "identity", "User-Agent", "u", "Authorization", "Bearer e2b_"+strings.Repeat("0a", 20))
+	r.want(t, "mask, and an API key as a bearer's", 200, "GET dev.local:3000 Accept-Encoding=identity User-Agent=u X-Forwarded-For=127.0.0.1 X-Forwarded-Host=3000-"+masked+".box.test X-Forwarded-Proto=http")
 	// A program answers for itself whether pages may call it.
 	r = w.at("OPTIONS", "3000-"+id+".box.test", "/", "Access-Control-Request-Method", "POST")
 	if r.status != 200 || !strings.HasPrefix(r.body, "OPTIONS ") {

@@ -427,8 +427,8 @@ wait:
 	c.end(l, outcome)
 }
 
-// A guest can be stopped by root inside; then it answers nothing, and its
-// sandbox is ended. Many probes are left out on a busy host before that.
+// A guest can be stopped or blinded by root inside; then it answers nothing, or
+// that it sees nothing, and its sandbox is ended. Many probes are left out on a busy host before that.
 const (
 	probeEvery  = 15 * time.Second
 	probeAnswer = 60 * time.Second
@@ -438,6 +438,7 @@ const (
 func (l *live) probe(ctx context.Context) {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
+	blind := 0 // once may be a moment without descriptors
 	for {
 		select {
 		case <-ctx.Done():
@@ -449,7 +450,12 @@ func (l *live) probe(ctx context.Context) {
 		ask, cancel := context.WithTimeout(ctx, probeAnswer)
 		_, err := channel.Call[channel.Usage](ask, l.mux, channel.MethodUsage, channel.Empty{})
 		cancel()
-		if errors.Is(err, context.DeadlineExceeded) {
+		if airlock.CodeOf(err) != airlock.Unavailable {
+			blind = 0
+		} else {
+			blind++
+		}
+		if errors.Is(err, context.DeadlineExceeded) || blind == 2 {
 			l.mux.Close() // follow takes it from here
 			return
 		}

@@ -40,8 +40,8 @@ type watches struct {
 	mu     sync.Mutex
 	users  map[string]*watchStream
 	polled map[string]*Watch
-	count  int
-	queued int // bytes
+	all    map[*Watch]bool // that are not closed, of streams that ended too
+	queued int             // bytes, of all of them
 
 	closed  bool
 	readers sync.WaitGroup // they end with mux
@@ -56,7 +56,7 @@ func (ws *watches) wait() {
 }
 
 func newWatches(mux *channel.Mux) *watches {
-	return &watches{mux: mux, users: map[string]*watchStream{}, polled: map[string]*Watch{}}
+	return &watches{mux: mux, users: map[string]*watchStream{}, polled: map[string]*Watch{}, all: map[*Watch]bool{}}
 }
 
 // watchStream carries the watches of one user.
@@ -74,7 +74,7 @@ type watchStream struct {
 
 // Watch tells what changes in a directory.
 type Watch struct {
-	all    *watches
+	of     *watches
 	stream *watchStream
 	id     uint32
 	ready  chan struct{} // closed when the guest has answered
@@ -84,7 +84,7 @@ type Watch struct {
 	queue    []queuedEvent
 	queued   int // bytes
 	answered bool
-	closed   bool
+	told     bool  // the guest itself says that it is over
 	err      error // why it is over; io.EOF when the directory is gone
 	asked    time.Time
 }
@@ -160,11 +160,11 @@ func (ws *watches) forget(id string) bool {
 }
 
 func (ws *watches) add(ctx context.Context, user string, c channel.WatchCommand) (*Watch, error) {
-	stream, err := ws.acquire(ctx, user)
+	w, err := ws.begin(ctx, user)
 	if err != nil {
 		return nil, err
 	}
-	w := &Watch{all: ws, stream: stream, ready: make(chan struct{}), news: make(chan struct{}, 1), asked: time.Now()}
+	stream := w.stream
 	err = stream.send(ctx, func() channel.WatchCommand {
 		ws.mu.Lock()
 		defer ws.mu.Unlock()
@@ -195,12 +195,12 @@ func (ws *watches) add(ctx context.Context, user string, c channel.WatchCommand)
 	return w, nil
 }
 
-// acquire returns the stream of a user's watches, with room for one more.
-func (ws *watches) acquire(ctx context.Context, user string) (*watchStream, error) {
+// begin returns a watch that the guest does not know yet.
+func (ws *watches) begin(ctx context.Context, user string) (*Watch, error) {
 	ws.makeRoom()
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	if ws.count >= watchesMost {
+	if len(ws.all) >= watchesMost {
 		return nil, &airlock.Error{Code: airlock.Exhausted, Message: fmt.Sprintf("the sandbox has %d watches of directories and that is the most", watchesMost), Hint: "stop some"}
 	}
 	stream := ws.users[user]
@@ -225,16 +225,17 @@ func (ws *watches) acquire(ctx context.Context, user string) (*watchStream, erro
 			ws.readers.Go(func() { ws.read(stream) })
 		}
 	}
-	ws.count++
 	stream.refs++
-	return stream, nil
+	w := &Watch{of: ws, stream: stream, ready: make(chan struct{}), news: make(chan struct{}, 1), asked: time.Now()}
+	ws.all[w] = true
+	return w, nil
 }
 
 // makeRoom ends polled watches that nobody asks, when there are too many.
 func (ws *watches) makeRoom() {
 	ws.mu.Lock()
 	var abandoned []string
-	if ws.count >= watchesMost {
+	if len(ws.all) >= watchesMost {
 		for id, w := range ws.polled {
 			if time.Since(w.asked) > watchAbandoned {
 				abandoned = append(abandoned, id)
@@ -271,6 +272,7 @@ func (ws *watches) read(st *watchStream) {
 	}
 	st.err = err
 	for _, w := range st.byID {
+		w.told = true
 		w.end(err)
 	}
 	st.s.Close()
@@ -311,8 +313,10 @@ func (ws *watches) note(st *watchStream, note channel.WatchNote, cost int) error
 	case note.Ready:
 		w.answer()
 	case note.Error != nil:
+		w.told = true
 		w.end(&airlock.Error{Code: note.Error.Code, Message: strings.ToValidUTF8(note.Error.Message[:min(len(note.Error.Message), 4096)], "\uFFFD")})
 	case note.End:
+		w.told = true
 		w.end(io.EOF)
 	case note.Event != nil && w.answered:
 		e := *note.Event
@@ -366,15 +370,17 @@ func (w *Watch) put(e queuedEvent) {
 	}
 	w.queue = append(w.queue, e)
 	w.queued += e.cost
-	if w.all.queued += e.cost; w.all.queued > watchQueues {
-		w.all.largest().lose()
+	if w.of.queued += e.cost; w.of.queued > watchQueues {
+		w.of.largest().lose()
 	}
 	w.wake()
 }
 
-// lose drops what waits for a reader who is too slow.
+// lose drops what waits for a reader who is too slow, also of a watch that
+// had another end: events are not lost silently.
 func (w *Watch) lose() {
 	w.take(len(w.queue))
+	w.err = nil
 	w.end(channel.WatchLost("its events were not read as fast as they came"))
 }
 
@@ -385,18 +391,17 @@ func (w *Watch) take(n int) []queuedEvent {
 	}
 	for _, e := range taken {
 		w.queued -= e.cost
-		w.all.queued -= e.cost
+		w.of.queued -= e.cost
 	}
 	return taken
 }
 
+// largest returns the watch that keeps the most.
 func (ws *watches) largest() *Watch {
 	var most *Watch
-	for _, st := range ws.users {
-		for _, w := range st.byID {
-			if most == nil || w.queued > most.queued {
-				most = w
-			}
+	for w := range ws.all {
+		if most == nil || w.queued > most.queued {
+			most = w
 		}
 	}
 	return most
@@ -406,14 +411,14 @@ func (ws *watches) largest() *Watch {
 // directory is gone, or why the watch is over.
 func (w *Watch) Next(ctx context.Context) (channel.WatchEvent, error) {
 	for {
-		w.all.mu.Lock()
+		w.of.mu.Lock()
 		if len(w.queue) > 0 {
 			e := w.take(1)[0].WatchEvent
-			w.all.mu.Unlock()
+			w.of.mu.Unlock()
 			return e, nil
 		}
 		err := w.err
-		w.all.mu.Unlock()
+		w.of.mu.Unlock()
 		if err != nil {
 			return channel.WatchEvent{}, err
 		}
@@ -427,8 +432,8 @@ func (w *Watch) Next(ctx context.Context) (channel.WatchEvent, error) {
 
 // drain returns all events that wait, and why the watch is over, if it is.
 func (w *Watch) drain() ([]channel.WatchEvent, error) {
-	w.all.mu.Lock()
-	defer w.all.mu.Unlock()
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
 	w.asked = time.Now()
 	taken := w.take(len(w.queue))
 	events := make([]channel.WatchEvent, len(taken))
@@ -440,18 +445,17 @@ func (w *Watch) drain() ([]channel.WatchEvent, error) {
 
 // Close ends the watch.
 func (w *Watch) Close() {
-	ws, st := w.all, w.stream
+	ws, st := w.of, w.stream
 	ws.mu.Lock()
-	if w.closed {
+	if !ws.all[w] {
 		ws.mu.Unlock()
 		return
 	}
-	w.closed = true
+	delete(ws.all, w)
 	w.take(len(w.queue))
-	tell := w.id != 0 && w.err == nil
+	tell := w.id != 0 && !w.told
 	w.end(airlock.Errorf(airlock.Canceled, "the watch was stopped"))
 	delete(st.byID, w.id)
-	ws.count--
 	st.refs--
 	last := st.refs == 0
 	if last && ws.users[st.user] == st {

@@ -130,6 +130,22 @@ func TestSlowWatch(t *testing.T) {
 		t.Errorf("%d bytes are kept", g.watches.queued)
 	}
 
+	// One that had its end already says that events were lost, too.
+	over := mustWatch(t, g, "quiet")
+	g.watches.mu.Lock()
+	over.put(queuedEvent{channel.WatchEvent{Name: long}, watchQueue})
+	over.end(io.EOF)
+	for len(over.queue) > 0 {
+		quiet.put(queuedEvent{channel.WatchEvent{Name: long}, watchQueue / 2})
+		quiet.queued = 0 // as if its share were others'
+	}
+	quiet.take(len(quiet.queue))
+	g.watches.queued, quiet.queued = 0, 0
+	g.watches.mu.Unlock()
+	if e, err := next(t, over); airlock.CodeOf(err) != airlock.Exhausted {
+		t.Errorf("lost after its end: %+v, %v", e, err)
+	}
+
 	// Many that each keep to their bound exceed that of the sandbox.
 	id, err := g.WatchPolled(t.Context(), "", channel.WatchCommand{Path: "quiet"})
 	if err != nil {
@@ -328,7 +344,7 @@ func TestWatchLimits(t *testing.T) {
 	} else {
 		w.Close()
 	}
-	if len(g.watches.users) != 3 || g.watches.count != 3 {
-		t.Errorf("%d users, %d watches", len(g.watches.users), g.watches.count)
+	if len(g.watches.users) != 3 || len(g.watches.all) != 3 {
+		t.Errorf("%d users, %d watches", len(g.watches.users), len(g.watches.all))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"airlock.dev/airlock"
 	"airlock.dev/airlock/channel"
 	"golang.org/x/sys/unix"
 )
@@ -170,7 +171,10 @@ func (g *guest) usage(channel.Empty) (channel.Usage, error) {
 	own := g.ownPIDs()
 	g.mu.Unlock()
 	used, total := anonymous()
-	pids, _ := g.pids()
+	pids, err := g.pids()
+	if err != nil {
+		return channel.Usage{}, airlock.Errorf(airlock.Unavailable, "the processes cannot be seen").Because(err)
+	}
 	if limit > 0 {
 		total = limit
 	}

@@ -19,14 +19,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchDirsMost bounds the directories of all watches of one user.
-const watchDirsMost = 65_536
+const (
+	// watchDirsMost bounds the directories of all watches of one user; one
+	// counts for each watch that it belongs to.
+	watchDirsMost = 65_536
+	// watchPathMost is the longest path that the kernel takes.
+	watchPathMost = 4095
+)
 
 const (
 	watchMask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_DELETE | unix.IN_DELETE_SELF |
 		unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_EXCL_UNLINK
 	watchBuffer = 64 << 10
 )
+
+var errWatchDeep = channel.WatchLost("a path in the directory is longer than the kernel takes")
 
 var errWatchLost = channel.WatchLost("more happened than the kernel could queue")
 
@@ -51,6 +58,7 @@ type watches struct {
 	byID  map[uint32]*watch
 	last  uint32
 	dirs  map[int32][]place // by watch descriptor
+	held  int               // places in dirs
 	found map[view]*scan
 	moved uint32 // cookie of the last upload that left its temporary name
 	over  bool   // that upload replaces a file
@@ -213,6 +221,7 @@ func (ws *watches) drop(w *watch, rel string) {
 		return
 	}
 	delete(w.wds, rel)
+	ws.held--
 	var rest []place
 	for _, p := range ws.dirs[wd] {
 		if p.w != w || p.rel != rel {
@@ -244,6 +253,9 @@ func (ws *watches) prune(w *watch, rel string) {
 // if given, is called for all that is found in it.
 func (ws *watches) add(w *watch, rel string, report func(rel string) error) error {
 	path := filepath.Join(w.root, rel)
+	if len(path) > watchPathMost && rel != "" {
+		return errWatchDeep
+	}
 	// Whoever may not read a directory may not watch it, and what is opened
 	// here stays what it is.
 	flags := unix.O_RDONLY | unix.O_DIRECTORY | nonblock
@@ -283,11 +295,12 @@ func (ws *watches) add(w *watch, rel string, report func(rel string) error) erro
 // open watches an open directory and, in a recursive watch, reads it. told
 // says that what it returns will be reported.
 func (ws *watches) open(w *watch, rel string, dir *os.File, told bool) ([]os.DirEntry, error) {
-	if len(ws.dirs) >= watchDirsMost {
+	if ws.held >= watchDirsMost {
 		return nil, channel.WatchLost(fmt.Sprintf("more than %d directories are watched", watchDirsMost))
 	}
 	n, err := unix.InotifyAddWatch(ws.fd, "/proc/self/fd/"+strconv.Itoa(int(dir.Fd())), watchMask)
-	if err == unix.ENOSPC {
+	switch err {
+	case unix.ENOSPC, unix.EMFILE, unix.ENFILE, unix.ENOMEM:
 		return nil, channel.WatchLost("the kernel watches no more directories")
 	}
 	if err != nil {
@@ -298,6 +311,7 @@ func (ws *watches) open(w *watch, rel string, dir *os.File, told bool) ([]os.Dir
 		ws.drop(w, rel)
 		w.wds[rel] = wd
 		ws.dirs[wd] = append(ws.dirs[wd], place{w, rel})
+		ws.held++
 	}
 	if !w.Recursive {
 		return nil, nil
@@ -407,6 +421,7 @@ func (b *batch) change(c change) error {
 	if c.mask&unix.IN_IGNORED != 0 { // the kernel has dropped it
 		for _, p := range ws.dirs[c.wd] {
 			delete(p.w.wds, p.rel)
+			ws.held--
 			delete(ws.found, view{c.wd, p.w.ID})
 		}
 		delete(ws.dirs, c.wd)
@@ -458,6 +473,9 @@ func (b *batch) at(p place, c change, told bool) error {
 		return nil
 	}
 	rel := filepath.Join(p.rel, c.name)
+	if len(w.root)+1+len(rel) > watchPathMost {
+		return ws.fail(w, errWatchDeep)
+	}
 	var err error
 	switch {
 	case c.mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
@@ -474,10 +492,14 @@ func (b *batch) at(p place, c change, told bool) error {
 	case c.mask&unix.IN_MODIFY != 0:
 		err = b.report(w, rel, channel.Written)
 	case c.mask&unix.IN_DELETE != 0:
-		ws.prune(w, rel)
+		if c.mask&unix.IN_ISDIR != 0 {
+			ws.prune(w, rel)
+		}
 		err = b.report(w, rel, channel.Removed)
 	case c.mask&unix.IN_MOVED_FROM != 0:
-		ws.prune(w, rel)
+		if c.mask&unix.IN_ISDIR != 0 {
+			ws.prune(w, rel)
+		}
 		err = b.report(w, rel, channel.Renamed)
 	case c.mask&unix.IN_ATTRIB != 0:
 		err = b.report(w, rel, channel.ModeChanged)

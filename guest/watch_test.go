@@ -206,6 +206,37 @@ func TestWatchEnds(t *testing.T) {
 	}
 }
 
+// TestWatchDeep ends only the watch whose paths get too long.
+func TestWatchDeep(t *testing.T) {
+	h := start(t)
+	l := h.looks()
+	l.sh("mkdir w other")
+	deep := l.add(channel.WatchCommand{Path: "w", Recursive: true})
+	other := l.add(channel.WatchCommand{Path: "other"})
+	l.sh("cd w; n=$(printf 'n%.0s' {1..200}); for i in {1..25}; do mkdir $n; cd $n; done; mkdir " + h.home + "/other/x")
+	for {
+		n := l.note()
+		if n.Event != nil && len(n.Event.Name) > watchPathMost {
+			t.Fatalf("a name of %d bytes", len(n.Event.Name))
+		}
+		if n.ID == deep && n.Error != nil {
+			if n.Error.Code != airlock.Exhausted {
+				t.Errorf("%+v", n.Error)
+			}
+			deep = 0
+		}
+		if n.ID == other {
+			if n.Event == nil || n.Event.Name != "x" {
+				t.Errorf("the other: %+v", n)
+			}
+			other = 0
+		}
+		if deep == 0 && other == 0 {
+			return
+		}
+	}
+}
+
 // TestWatchNoGap makes trees as fast as it can: each path is told once.
 func TestWatchNoGap(t *testing.T) {
 	h := start(t)

@@ -80,6 +80,10 @@ func (f *files) compose(ctx context.Context, s *channel.Stream, body []byte) err
 		}
 		unix.Close(fd)
 	}
+	var st unix.Stat_t
+	if unix.Stat(to, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
+		return notRegular(to) // what a device takes is not kept, and the sources go
+	}
 	w, err := newWriter(to, 0, nil)
 	if err != nil {
 		return fileError(to, err)

@@ -55,6 +55,11 @@ func Create(ctx context.Context, store cluster.Store, team string, role airlock.
 	return New(store).Create(ctx, team, role, name)
 }
 
+var secretForm = regexp.MustCompile(`^e2b_[0-9a-f]{40}$`)
+
+// Looks says whether s has the form of a key's secret; it need not be one.
+func Looks(s string) bool { return secretForm.MatchString(s) }
+
 // Create makes a key and returns its secret, which cannot be read again. The
 // secret has the form that E2B's SDKs accept: e2b_ and 40 hex digits.
 func (k *Keys) Create(ctx context.Context, team string, role airlock.Role, name string) (secret string, key Key, err error) {

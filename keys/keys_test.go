@@ -31,7 +31,7 @@ func TestLifeOfAKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !regexp.MustCompile(`^e2b_[0-9a-f]{40}$`).MatchString(secret) {
+	if !regexp.MustCompile(`^e2b_[0-9a-f]{40}$`).MatchString(secret) || !keys.Looks(secret) || keys.Looks(secret[1:]) || keys.Looks(secret+"0") {
 		t.Errorf("secret = %q", secret)
 	}
 	p, err := k.Authenticate(t.Context(), secret)

@@ -217,6 +217,18 @@ func TestBlindGuest(t *testing.T) {
 		}
 		eventually(t, "the sandbox ends", s.empty)
 	}
+
+	// It ends also where nothing runs that has a limit.
+	sb := create(t, c, client.CreateRequest{Timeout: 5 * time.Minute})
+	r, err := sb.Exec(t.Context(), client.ExecRequest{Cmd: "/usr/bin/python3", Args: []string{"-c", "import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (5, 5))"}, User: "root"})
+	if err != nil || r.ExitCode != 0 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	for deadline := time.Now().Add(time.Minute); !s.empty(); time.Sleep(time.Second) {
+		if time.Now().After(deadline) {
+			t.Fatal("a blind sandbox lives on")
+		}
+	}
 }
 
 // TestDiskFull fills a sandbox's disk in both ways.
