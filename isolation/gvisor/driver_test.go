@@ -322,7 +322,8 @@ func plant(t *testing.T) isolationtest.Host {
 		files = append(files, path)
 	}
 	// Readable by all, but not among what the image shows.
-	for _, path := range []string{"/etc/airlock-canary-open", "/var/airlock-canary-open", "/opt/airlock-canary-open"} {
+	for _, dir := range []string{"/etc", "/var", "/opt"} {
+		path := fmt.Sprintf("%s/airlock-canary-open-%d", dir, os.Getpid()) // others may test on this machine
 		if err := os.WriteFile(path, []byte(canary+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
