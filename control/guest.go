@@ -379,7 +379,7 @@ func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Re
 	w := s.Writer(ctx, channel.TagData)
 	buf := make([]byte, channel.MaxPayload)
 	for {
-		n, rerr := r.Read(buf)
+		n, rerr := fill(buf, r) // a body comes in small pieces, and a packet costs much
 		if n > 0 {
 			if _, err := w.Write(buf[:n]); err != nil {
 				return channel.Entry{}, guestError(ctx, s, err)
@@ -396,6 +396,17 @@ func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Re
 		return channel.Entry{}, err
 	}
 	return channel.RecvReply[channel.Entry](ctx, s, channel.MethodWrite)
+}
+
+// fill is io.ReadFull with r's own errors: where a body broke off must not
+// look like its end, nor its end like a break.
+func fill(buf []byte, r io.Reader) (n int, err error) {
+	for n < len(buf) && err == nil {
+		var m int
+		m, err = r.Read(buf[n:])
+		n += m
+	}
+	return n, err
 }
 
 // Stat describes a path.

@@ -251,7 +251,7 @@ func (ws *watches) prune(w *watch, rel string) {
 
 // add watches a directory and, in a recursive watch, those below it. report,
 // if given, is called for all that is found in it.
-func (ws *watches) add(w *watch, rel string, report func(rel string) error) error {
+func (ws *watches) add(w *watch, rel string, report func(rel string, e os.DirEntry) error) error {
 	path := filepath.Join(w.root, rel)
 	if len(path) > watchPathMost && rel != "" {
 		return errWatchDeep
@@ -276,10 +276,15 @@ func (ws *watches) add(w *watch, rel string, report func(rel string) error) erro
 		return fileError(path, err)
 	}
 	for _, e := range below {
-		if report != nil {
-			if err := report(filepath.Join(rel, e.Name())); err != nil {
-				return err
-			}
+		if report == nil {
+			continue
+		}
+		name := filepath.Join(rel, e.Name())
+		if len(w.root)+1+len(name) > watchPathMost {
+			return errWatchDeep
+		}
+		if err := report(name, e); err != nil {
+			return err
 		}
 	}
 	for _, e := range below {
@@ -339,7 +344,7 @@ func (ws *watches) open(w *watch, rel string, dir *os.File, told bool) ([]os.Dir
 }
 
 // below adds a directory that may be gone, or closed to us: then it is not watched.
-func (ws *watches) below(w *watch, rel string, report func(rel string) error) error {
+func (ws *watches) below(w *watch, rel string, report func(rel string, e os.DirEntry) error) error {
 	err := ws.add(w, rel, report)
 	switch airlock.CodeOf(err) {
 	case airlock.NotFound, airlock.Denied, airlock.Invalid:
@@ -514,7 +519,15 @@ func (b *batch) enter(w *watch, rel string, told bool) error {
 		return nil
 	}
 	b.ws.prune(w, rel)
-	err := b.ws.below(w, rel, func(below string) error { return b.report(w, below, channel.Created) })
+	err := b.ws.below(w, rel, func(below string, e os.DirEntry) error {
+		if err := b.report(w, below, channel.Created); err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		if info, err := e.Info(); err != nil || info.Size() == 0 {
+			return nil
+		}
+		return b.report(w, below, channel.Written) // before the watch was there
+	})
 	if airlock.CodeOf(err) == airlock.Exhausted { // of directories, or descriptors
 		return b.ws.fail(w, err)
 	}
