@@ -209,7 +209,7 @@ func TestBlindGuest(t *testing.T) {
 		{"yes | head -c 20000; exec sleep 600", 0, airlock.OutputLimit},
 	} {
 		sb := create(t, c, client.CreateRequest{Timeout: 5 * time.Minute, Limits: airlock.Limits{OutputBytes: 10_000}})
-		blind := "import os, resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (5, 5)); os.execv('/bin/bash', ['bash', '-c', '" + limit.line + "'])"
+		blind := "import os, resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3)); os.execv('/bin/bash', ['bash', '-c', '" + limit.line + "'])"
 		begun := time.Now()
 		r, err := sb.Exec(t.Context(), client.ExecRequest{Cmd: "/usr/bin/python3", Args: []string{"-c", blind}, User: "root", Stdout: io.Discard, Timeout: limit.timeout})
 		if took := time.Since(begun); err != nil || r.Outcome != limit.want || took > 20*time.Second {
@@ -220,7 +220,7 @@ func TestBlindGuest(t *testing.T) {
 
 	// It ends also where nothing runs that has a limit.
 	sb := create(t, c, client.CreateRequest{Timeout: 5 * time.Minute})
-	r, err := sb.Exec(t.Context(), client.ExecRequest{Cmd: "/usr/bin/python3", Args: []string{"-c", "import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (5, 5))"}, User: "root"})
+	r, err := sb.Exec(t.Context(), client.ExecRequest{Cmd: "/usr/bin/python3", Args: []string{"-c", "import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3))"}, User: "root"})
 	if err != nil || r.ExitCode != 0 {
 		t.Fatalf("%+v, %v", r, err)
 	}
