@@ -13,7 +13,7 @@ build: ## bin/airlock and bin/airlock-guest
 	$(GO_STATIC) -o bin/ ./cmd/airlock ./cmd/airlock-guest
 
 bench: build ## speed, as ratios to bare runsc
-	go test -run xxx -bench . ./test/bench
+	test/bench.sh
 
 lint: ## vet, format, staticcheck
 	test/lint.sh

@@ -244,7 +244,7 @@ func (u *upload) write(to string, body io.Reader) error {
 }
 
 func brokenUpload(err error) error {
-	return airlock.Errorf(airlock.Invalid, "the upload broke off or is damaged; the file is as it was").Because(err)
+	return airlock.Errorf(airlock.Invalid, "the upload broke off or is damaged: send it again").Because(err)
 }
 
 // clientReader reads a body as long as something comes.

@@ -249,7 +249,7 @@ func checkEnv(name, value string) error {
 func environment(u account, sandbox map[string]string, req channel.StartRequest) (env []string, path string, err error) {
 	m := map[string]string{
 		"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "SHELL": u.shell,
-		"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8",
+		"LC_CTYPE": "C.UTF-8", // each other category would be a file more that a shell opens at its start
 	}
 	if req.PTY != nil {
 		m["TERM"] = "xterm-256color"

@@ -56,9 +56,9 @@ var etcOwn = map[string]string{
 	"host.conf":     "multi on\n",
 	"shells":        "/bin/sh\n/bin/bash\n",
 	"resolv.conf":   "",
-	"environment":   "LANG=C.UTF-8\nLC_ALL=C.UTF-8\n",
+	"environment":   "LC_CTYPE=C.UTF-8\n",
 	"profile": "if [ -z \"$AIRLOCK_PROFILE\" ]; then\n" +
-		"  export AIRLOCK_PROFILE=1 LANG=\"${LANG:-C.UTF-8}\" LC_ALL=\"${LC_ALL:-C.UTF-8}\"\n" +
+		"  export AIRLOCK_PROFILE=1 LC_CTYPE=\"${LC_CTYPE:-C.UTF-8}\"\n" +
 		"  case \":$PATH:\" in *:" + guestDir + "/bin:*) ;; *) export PATH=\"" + guestDir + "/bin:${PATH:-/usr/local/bin:/usr/bin:/bin}\" ;; esac\n" +
 		"fi\n" +
 		"if [ -n \"$BASH_VERSION\" ] && [ -n \"$PS1\" ]; then PS1='\\u@\\h:\\w\\$ '; fi\n",
