@@ -25,6 +25,10 @@ const (
 	allocRate = 2 << 30
 	watchMin  = 10 * time.Millisecond
 	watchMax  = 200 * time.Millisecond
+	// watchFirst is when the first look at a program comes at the latest, as
+	// what was used before it may be more than at the look before. Most
+	// programs have ended by then, and cost no look.
+	watchFirst = 50 * time.Millisecond
 	// settle is how long a killed process's memory may take to be free
 	// before the next process is held to account for it.
 	settle = 500 * time.Millisecond
@@ -32,30 +36,37 @@ const (
 )
 
 func (g *guest) watchMemory(stop <-chan struct{}) {
+	var limit, used int64 // when last looked at
+	first := true
 	for {
+		pause := min(max(time.Duration(float64(limit-used)/allocRate*float64(time.Second)), watchMin), watchMax)
+		if first {
+			pause = min(pause, watchFirst)
+		}
+		select {
+		case <-time.After(pause):
+		case <-stop:
+			return
+		}
 		g.mu.Lock()
-		limit := g.hello.MemoryBytes
+		limit = g.hello.MemoryBytes
 		own := g.ownPIDs()
 		running := len(g.execs) > 0
 		g.mu.Unlock()
-		var wait <-chan time.Time
 		pids, _ := g.pids()
-		if limit > 0 && (running || len(pids) > len(own)-1) {
-			used, _ := anonymous()
-			if used > limit {
-				used -= resident(own)
+		if first = limit == 0 || !running && len(pids) < len(own); first {
+			select {
+			case <-g.wake:
+			case <-stop:
+				return
 			}
-			if used > limit {
-				g.relieve(used, limit, own)
-			}
-			pause := time.Duration(float64(limit-used) / allocRate * float64(time.Second))
-			wait = time.After(min(max(pause, watchMin), watchMax))
+			continue
 		}
-		select {
-		case <-wait: // nil while there is nothing to watch
-		case <-g.wake:
-		case <-stop:
-			return
+		if used, _ = anonymous(); used > limit {
+			used -= resident(own)
+		}
+		if used > limit {
+			g.relieve(used, limit, own)
 		}
 	}
 }

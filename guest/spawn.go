@@ -13,6 +13,8 @@ import (
 // with the child's first fork, and a trampoline would cost the start of a
 // second Go program. The fork is the one of syscall.forkAndExecInChild:
 // CLONE_VM|CLONE_VFORK, with the parent asleep until the child runs its program.
+// The kernel gives the child no signal handlers: Go's own way to take them
+// away is sixty system calls, which is what most programs make in their life.
 
 // spawnArgs is all that the child needs, made ready before the fork: the
 // child must not allocate.
@@ -43,7 +45,8 @@ const (
 	stepExec
 )
 
-func rawVfork(flags uintptr) (pid, err uintptr)
+//go:noescape
+func rawVfork(args *cloneArgs) (pid, err uintptr)
 
 //go:linkname beforeFork syscall.runtime_BeforeFork
 func beforeFork()
@@ -51,8 +54,10 @@ func beforeFork()
 //go:linkname afterFork syscall.runtime_AfterFork
 func afterFork()
 
-//go:linkname afterForkInChild syscall.runtime_AfterForkInChild
-func afterForkInChild()
+// cloneArgs is the kernel's struct clone_args.
+type cloneArgs struct {
+	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+}
 
 // spawn starts a process. On failure a.step and the errno say why.
 func spawn(a *spawnArgs) (int, syscall.Errno) {
@@ -64,7 +69,8 @@ func spawn(a *spawnArgs) (int, syscall.Errno) {
 	lim := [3]unix.Rlimit{{Cur: a.nofile, Max: a.nofile}, {Cur: a.nproc, Max: a.nproc}, {Cur: a.mark, Max: a.mark}}
 	syscall.ForkLock.Lock()
 	a.step = stepFork
-	pid, errno := spawnChild(a, groups, &lim)
+	clone := cloneArgs{flags: unix.CLONE_VFORK | unix.CLONE_VM | unix.CLONE_CLEAR_SIGHAND, exitSignal: uint64(unix.SIGCHLD)}
+	pid, errno := spawnChild(a, &clone, groups, &lim)
 	afterFork()
 	syscall.ForkLock.Unlock()
 	runtime.KeepAlive(a)
@@ -88,19 +94,23 @@ func spawn(a *spawnArgs) (int, syscall.Errno) {
 //go:noinline
 //go:norace
 //go:nocheckptr
-func spawnChild(a *spawnArgs, groups *uint32, lim *[3]unix.Rlimit) (pid, errno uintptr) {
+func spawnChild(a *spawnArgs, clone *cloneArgs, groups *uint32, lim *[3]unix.Rlimit) (pid, errno uintptr) {
 	var (
 		i  int
 		e  syscall.Errno
 		e2 syscall.Errno
+
+		noSignals uint64
 	)
-	beforeFork()
-	pid, errno = rawVfork(uintptr(unix.SIGCHLD | unix.CLONE_VFORK | unix.CLONE_VM))
+	beforeFork() // blocks all signals, so that none meets Go's handlers in the child
+	pid, errno = rawVfork(clone)
 	if errno != 0 || pid != 0 {
 		return pid, errno
 	}
-	afterForkInChild()
 	a.step = stepSetup
+	if _, _, e = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&noSignals)), 0, unsafe.Sizeof(noSignals), 0, 0); e != 0 {
+		goto fail
+	}
 	if _, _, e = syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0); e != 0 {
 		goto fail
 	}

@@ -271,7 +271,7 @@ func (g *guest) watchTree(stop <-chan struct{}) {
 		if idle {
 			select {
 			case <-g.tree.wake:
-				pause = lookEvery / 10 // those that daemonize do it first
+				pause = lookEvery / 4 // those that daemonize do it first; most have ended by then
 			case <-stop:
 				return
 			}

@@ -1,17 +1,13 @@
 #include "textflag.h"
 
-// func rawVfork(flags uintptr) (pid, err uintptr)
+// func rawVfork(args *cloneArgs) (pid, err uintptr)
 //
 // As syscall.rawVforkSyscall: the child shares the parent's stack, so the
 // return address is kept in a register while the child runs on it.
 TEXT ·rawVfork(SB),NOSPLIT|NOFRAME,$0-24
-	MOVQ	flags+0(FP), DI
-	MOVQ	$0, SI
-	MOVQ	$0, DX
-	MOVQ	$0, R10
-	MOVQ	$0, R8
-	MOVQ	$0, R9
-	MOVQ	$56, AX	// SYS_CLONE
+	MOVQ	args+0(FP), DI
+	MOVQ	$88, SI	// sizeof(struct clone_args)
+	MOVQ	$435, AX	// SYS_CLONE3
 	POPQ	R12
 	SYSCALL
 	PUSHQ	R12

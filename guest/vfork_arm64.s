@@ -1,16 +1,12 @@
 #include "textflag.h"
 
-// func rawVfork(flags uintptr) (pid, err uintptr)
+// func rawVfork(args *cloneArgs) (pid, err uintptr)
 //
 // As syscall.rawVforkSyscall. The return address is in a register already.
 TEXT ·rawVfork(SB),NOSPLIT,$0-24
-	MOVD	flags+0(FP), R0
-	MOVD	$0, R1
-	MOVD	$0, R2
-	MOVD	$0, R3
-	MOVD	$0, R4
-	MOVD	$0, R5
-	MOVD	$220, R8	// SYS_CLONE
+	MOVD	args+0(FP), R0
+	MOVD	$88, R1	// sizeof(struct clone_args)
+	MOVD	$435, R8	// SYS_CLONE3
 	SVC
 	CMN	$4095, R0
 	BCC	ok

@@ -1,7 +1,8 @@
 // What test/bench measures of the unmodified SDK. It makes as many sandboxes
-// as its argument says; then each line on standard input is a command: "run N"
-// calls commands.run('true') once in each of the first N sandboxes, at the
-// same time, and the answer is how many milliseconds all of it took.
+// as its argument says; then each line on standard input is a command:
+// "run N K" is N clients at the same time, each of which calls
+// commands.run('true') in a sandbox of its own K times, one after the other,
+// and the answer is how many milliseconds all of it took.
 import { createInterface } from 'node:readline'
 import { Sandbox } from 'e2b'
 
@@ -11,9 +12,11 @@ for (let i = 0; i < Number(process.argv[2]); i++) {
 }
 console.log('ready')
 for await (const line of createInterface({ input: process.stdin })) {
-  const [, n] = line.split(' ')
+  const [, n, times] = line.split(' ')
   const start = performance.now()
-  await Promise.all(sandboxes.slice(0, Number(n)).map((s) => s.commands.run('true')))
+  await Promise.all(sandboxes.slice(0, Number(n)).map(async (s) => {
+    for (let i = 0; i < Number(times); i++) await s.commands.run('true')
+  }))
   console.log(performance.now() - start)
 }
 await Promise.all(sandboxes.map((s) => s.kill()))
