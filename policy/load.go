@@ -1,0 +1,214 @@
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// The bounds of a directory of policies.
+const (
+	maxFiles = 5000
+	maxTests = 1 << 20 // bytes of one file of tests
+)
+
+// Policies is an operator's directory, loaded as a whole: what each team may
+// do at most, and the tests that say so. It never changes; a reload makes a
+// new one, and one that fails leaves the old one as it is.
+type Policies struct {
+	standard *Set // of default.cedar, else the profile; with all.cedar
+	teams    map[string]*Set
+	tests    []Test
+}
+
+// Builtin is what holds without a directory: the profile DefaultProfile for
+// every team.
+func Builtin() *Policies {
+	return &Policies{standard: profiles()[DefaultProfile]}
+}
+
+// For returns the ceiling of a team: all.cedar together with the team's own
+// file, or with default.cedar if it has none.
+func (p *Policies) For(team string) *Set {
+	if s := p.teams[team]; s != nil {
+		return s
+	}
+	return p.standard
+}
+
+// Teams are the teams with a file of their own, sorted.
+func (p *Policies) Teams() []string {
+	var names []string
+	for name := range p.teams {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Tests are those of the directory, in the order of the files.
+func (p *Policies) Tests() []Test { return p.tests }
+
+var teamFile = regexp.MustCompile(`^([a-z0-9][a-z0-9-]{0,38})\.cedar$`)
+
+// Load reads a directory: all.cedar, default.cedar, teams/NAME.cedar and
+// tests/*.yaml. The error is Problems, all that is wrong in all files: a file
+// that would be overlooked is one of them. What begins with a dot, the
+// directory profiles/, the schema and texts (.md, .txt) are for readers and
+// are not looked at.
+func Load(dir fs.FS) (*Policies, error) {
+	l := loader{dir: dir}
+	entries := l.list(".")
+	var all, standard []*policy
+	hasDefault := false
+	teams := map[string][]*policy{}
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == "all.cedar":
+			all = l.policies(name)
+			for _, p := range all {
+				if p.permits {
+					l.problems = append(l.problems, Problem{File: name, Line: p.line, Policy: p.id, Message: "all.cedar has a permit, which would widen every team",
+						Hint: "write forbids in it, and permits in default.cedar and teams/NAME.cedar"})
+				}
+			}
+		case name == "default.cedar":
+			hasDefault, standard = true, l.policies(name)
+		case name == "teams":
+			for _, f := range l.list(name) {
+				file := path.Join(name, f.Name())
+				m := teamFile.FindStringSubmatch(f.Name())
+				if m == nil {
+					l.unread(file, "name it NAME.cedar after a team: 1 to 39 of a-z, 0-9 and -")
+					continue
+				}
+				teams[m[1]] = l.policies(file)
+			}
+		case name == "tests":
+			for _, f := range l.list(name) {
+				file := path.Join(name, f.Name())
+				if !strings.HasSuffix(file, ".yaml") {
+					l.unread(file, "name it NAME.yaml")
+					continue
+				}
+				l.readTests(file)
+			}
+		case name == "profiles", strings.HasSuffix(name, ".md"), strings.HasSuffix(name, ".txt"), strings.HasSuffix(name, ".cedarschema"):
+		default:
+			l.unread(name, "a directory of policies has all.cedar, default.cedar, teams/NAME.cedar and tests/NAME.yaml")
+		}
+	}
+	p := &Policies{teams: map[string]*Set{}, tests: l.tests}
+	if len(l.problems) == 0 {
+		if hasDefault {
+			p.standard = l.set("default.cedar", standard, all)
+		} else {
+			p.standard = l.set("profile "+DefaultProfile, profiles()[DefaultProfile].policies, all)
+		}
+		for name, own := range teams {
+			p.teams[name] = l.set("teams/"+name+".cedar", own, all)
+		}
+	}
+	if len(l.problems) > 0 {
+		slices.SortStableFunc(l.problems, func(a, b Problem) int {
+			return cmp.Or(strings.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+		})
+		if len(l.problems) > maxProblems {
+			l.problems = l.problems[:maxProblems]
+		}
+		return nil, l.problems
+	}
+	return p, nil
+}
+
+// loader collects what is wrong.
+type loader struct {
+	dir      fs.FS
+	files    int
+	tests    []Test
+	problems Problems
+}
+
+func (l *loader) problem(file, message, hint string) {
+	l.problems = append(l.problems, Problem{File: file, Message: message, Hint: hint})
+}
+
+func (l *loader) unread(file, hint string) {
+	l.problem(file, "nothing reads this file", hint)
+}
+
+// list returns the entries of a directory without hidden ones.
+func (l *loader) list(name string) []fs.DirEntry {
+	entries, err := fs.ReadDir(l.dir, name)
+	if err != nil {
+		l.problem(name, "cannot be read: "+err.Error(), "make it a directory that Airlock may read")
+		return nil
+	}
+	return slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
+}
+
+// read returns a file's content and whether it could be read.
+func (l *loader) read(file string, most int64) ([]byte, bool) {
+	if l.files++; l.files > maxFiles {
+		if l.files == maxFiles+1 {
+			l.problem(file, fmt.Sprintf("more than %d files", maxFiles), "use fewer")
+		}
+		return nil, false
+	}
+	info, err := fs.Stat(l.dir, file)
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = errors.New("it is no file")
+	case info.Size() > most:
+		l.problem(file, fmt.Sprintf("%d bytes", info.Size()), fmt.Sprintf("use at most %d, in several files", most))
+		return nil, false
+	}
+	var text []byte
+	if err == nil {
+		text, err = fs.ReadFile(l.dir, file)
+	}
+	if err != nil {
+		l.problem(file, "cannot be read: "+err.Error(), "make it a file that Airlock may read")
+		return nil, false
+	}
+	return text, true
+}
+
+func (l *loader) policies(file string) []*policy {
+	text, ok := l.read(file, maxText)
+	if !ok {
+		return nil
+	}
+	policies, problems := parse(file, text)
+	l.problems = append(l.problems, problems...)
+	return policies
+}
+
+func (l *loader) readTests(file string) {
+	text, ok := l.read(file, maxTests)
+	if !ok {
+		return
+	}
+	tests, err := ParseTests(file, text)
+	var problems Problems
+	if errors.As(err, &problems) {
+		l.problems = append(l.problems, problems...)
+	}
+	l.tests = append(l.tests, tests...)
+}
+
+// set joins files. A doubled id is the only thing that can still be wrong.
+func (l *loader) set(name string, parts ...[]*policy) *Set {
+	s, err := newSet(name, slices.Concat(parts...))
+	var problems Problems
+	if errors.As(err, &problems) {
+		l.problems = append(l.problems, problems...)
+	}
+	return s
+}
