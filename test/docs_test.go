@@ -58,6 +58,7 @@ var edges = map[string][]string{
 	"keeper":                  nil,
 	"localca":                 nil,
 	"doctor":                  nil,
+	"policy":                  nil,
 	"api/envd":                nil,
 	"isolation":               {"channel"},
 	"guest":                   {"channel"},
@@ -69,7 +70,7 @@ var edges = map[string][]string{
 	"control":                 {"cluster", "isolation", "image", "channel"},
 	"api":                     {"control", "keys", "channel", "api/envd"},
 	"client":                  {"api/envd"},
-	"cli":                     {"client", "doctor"},
+	"cli":                     {"client", "doctor", "policy"},
 	"cmd/airlock-guest":       {"guest"},
 	"test":                    nil,
 	"test/bench":              nil,
@@ -80,6 +81,7 @@ var owners = map[string][]string{
 	"go.etcd.io/bbolt":       {"cluster"},
 	"gvisor.dev/gvisor":      {"isolation/gvisor", "cmd/airlock"},
 	"github.com/spf13/cobra": {"cli"},
+	"github.com/cedar-policy/cedar-go": {"policy"},
 }
 
 func TestImports(t *testing.T) {
