@@ -78,9 +78,9 @@ var edges = map[string][]string{
 
 // owners are the only packages that may import a library.
 var owners = map[string][]string{
-	"go.etcd.io/bbolt":       {"cluster"},
-	"gvisor.dev/gvisor":      {"isolation/gvisor", "cmd/airlock"},
-	"github.com/spf13/cobra": {"cli"},
+	"go.etcd.io/bbolt":                 {"cluster"},
+	"gvisor.dev/gvisor":                {"isolation/gvisor", "cmd/airlock"},
+	"github.com/spf13/cobra":           {"cli"},
 	"github.com/cedar-policy/cedar-go": {"policy"},
 }
 
