@@ -267,7 +267,7 @@ func readable(name string, text []byte) *Problem {
 	for i := 0; i < len(text); {
 		r, size := utf8.DecodeRune(text[i:])
 		column++
-		if r == utf8.RuneError && size == 1 || !unicode.IsPrint(r) && r != '\n' && r != '\t' && r != '\r' {
+		if r == utf8.RuneError && size == 1 || unseen(r) {
 			return &Problem{File: name, Line: line, Column: column, Message: "a character that does not print", Hint: "remove it; in a string write it as \\u{…}"}
 		}
 		switch {
@@ -301,6 +301,16 @@ func readable(name string, text []byte) *Problem {
 		i += size
 	}
 	return nil
+}
+
+// unseen says whether a character would not show in an editor as what it is.
+// Characters that Go's tables do not know yet may pass: Cedar's may.
+func unseen(r rune) bool {
+	switch r {
+	case ' ', '\n', '\t', '\r':
+		return false
+	}
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Cs, unicode.Zl, unicode.Zp, unicode.Zs)
 }
 
 var position = regexp.MustCompile(`(?:parse error at )?<input>:(\d+):(\d+)(?: ("(?:[^"\\]|\\.)*"))?: `)
