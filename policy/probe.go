@@ -151,6 +151,9 @@ func (l literals) axes(a *action, principal, resource string) []axis {
 				continue
 			}
 			other := ordinaryValue(name, attr.kind)
+			if attr.kind == aString && slices.Contains(values, other) {
+				other = "probe" // one value that the policy does not name
+			}
 			if attr.kind == aBool {
 				values = []any{true, false}
 			}
