@@ -65,14 +65,16 @@ const (
 )
 
 // query is a call as Cedar takes it: the request, and the few entities that
-// it is about. It is cedar.EntityGetter.
+// it is about. It is cedar.EntityGetter, for one decision.
 type query struct {
 	model    *model
+	facts    *Facts
 	req      cedar.Request
-	entities []cedar.Entity
+	entities []cedar.Entity // the resource and what holds it; of the facts, those that were asked for
 }
 
-// Get returns what is known of an entity.
+// Get returns what is known of an entity. Most decisions ask for one or two
+// of those that facts describe, so they are made when they are asked for.
 func (q *query) Get(uid cedar.EntityUID) (cedar.Entity, bool) {
 	if uid.Type == "Action" {
 		e, ok := q.model.groups[uid]
@@ -83,7 +85,12 @@ func (q *query) Get(uid cedar.EntityUID) (cedar.Entity, bool) {
 			return q.entities[i], true
 		}
 	}
-	return cedar.Entity{}, false
+	callersTeam := uid.Type == "Team" && uid.ID != "" && string(uid.ID) == q.facts.Caller.Team
+	if !callersTeam && mustBeKnown(q.facts, Entity{string(uid.Type), string(uid.ID)}) != nil {
+		return cedar.Entity{}, false
+	}
+	q.describe(uid)
+	return q.entities[len(q.entities)-1], true
 }
 
 func (q *query) add(uid cedar.EntityUID, attrs cedar.RecordMap, parents ...cedar.EntityUID) {
@@ -107,17 +114,17 @@ func newQuery(f Facts, c Call) (*query, error) {
 	if !slices.Contains(a.resources, c.Resource.Type) {
 		return nil, fmt.Errorf("the resource of %s is one of %s, not a %s", c.Action, strings.Join(a.resources, ", "), shown(c.Resource.Type))
 	}
-	q := &query{model: m, entities: make([]cedar.Entity, 0, 8)}
-	if err := q.addFacts(f); err != nil {
-		return nil, err
+	q := &query{model: m, facts: &f, entities: make([]cedar.Entity, 0, 4)}
+	if err := f.check(); err != nil {
+		return nil, fmt.Errorf("the facts: %w", err)
 	}
 	var err error
-	if err := mustBeKnown(f, c.Principal); err != nil {
+	if err := mustBeKnown(&f, c.Principal); err != nil {
 		return nil, fmt.Errorf("the principal: %w", err)
 	}
 	q.req.Principal = uid(c.Principal.Type, c.Principal.ID)
 	q.req.Action = uid("Action", c.Action)
-	if q.req.Resource, err = q.addResource(f, c.Resource); err != nil {
+	if q.req.Resource, err = q.addResource(c.Resource); err != nil {
 		return nil, fmt.Errorf("the resource: %w", err)
 	}
 	if q.req.Context, err = contextOf(a, c); err != nil {
@@ -126,87 +133,72 @@ func newQuery(f Facts, c Call) (*query, error) {
 	return q, nil
 }
 
-// addFacts makes the entities that the facts tell of.
-func (q *query) addFacts(f Facts) error {
-	for _, s := range []string{f.Team, f.Caller.ID, f.Caller.Team, f.Caller.Role, f.Sandbox.ID, f.Sandbox.Template, f.App.ID, f.App.Version, f.Execution.ID} {
+// check refuses facts that could not be written down.
+func (f *Facts) check() error {
+	for _, s := range [...]string{f.Team, f.Caller.ID, f.Caller.Team, f.Caller.Role, f.Sandbox.ID, f.Sandbox.Template, f.App.ID, f.App.Version, f.Execution.ID} {
 		if err := bounded(s, maxID); err != nil {
-			return fmt.Errorf("the facts: %w", err)
+			return err
 		}
+	}
+	if k := f.Caller.Kind; k != "" && k != "user" && k != "agent" {
+		return fmt.Errorf("a caller is of kind user or agent, not %s", shown(k))
 	}
 	if len(f.Sandbox.Metadata) > maxMetadata {
-		return fmt.Errorf("the facts: a sandbox has at most %d labels", maxMetadata)
+		return fmt.Errorf("a sandbox has at most %d labels", maxMetadata)
 	}
-	team := uid("Team", f.Team)
-	var inTeam []cedar.EntityUID
-	attrs := func(more int) cedar.RecordMap {
-		m := make(cedar.RecordMap, 1+more)
-		if f.Team != "" {
-			m["team"] = team
-		}
-		return m
-	}
-	if f.Team != "" {
-		q.add(team, nil)
-		inTeam = []cedar.EntityUID{team}
-	}
-	if f.Caller.ID != "" {
-		typ, err := f.Caller.entityType()
-		if err != nil {
-			return fmt.Errorf("the facts: %w", err)
-		}
-		m, in := attrs(1), inTeam
-		if own := f.Caller.Team; own != "" && own != f.Team {
-			m["team"] = uid("Team", own)
-			q.add(uid("Team", own), nil)
-			in = []cedar.EntityUID{uid("Team", own)}
-		}
-		if f.Caller.Role != "" {
-			m["role"] = cedar.String(f.Caller.Role)
-		}
-		q.add(uid(typ, f.Caller.ID), m, in...)
-	}
-	app, execution := uid("App", f.App.ID), uid("Execution", f.Execution.ID)
-	within := inTeam[:len(inTeam):len(inTeam)]
-	if f.App.ID != "" {
-		m := attrs(1)
-		if f.App.Version != "" {
-			m["version"] = cedar.String(f.App.Version)
-		}
-		q.add(app, m, inTeam...)
-		within = append(within, app)
-	}
-	if f.Execution.ID != "" {
-		m := attrs(1)
-		if f.App.ID != "" {
-			m["app"] = app
-		}
-		q.add(execution, m, within...)
-		within = append(within, execution)
-	}
-	if f.Sandbox.ID != "" {
-		m := attrs(3)
-		if f.Sandbox.Template != "" {
-			m["template"] = cedar.String(f.Sandbox.Template)
-		}
-		if f.App.ID != "" {
-			m["app"] = app
-		}
-		if f.Execution.ID != "" {
-			m["execution"] = execution
-		}
-		q.add(uid("Sandbox", f.Sandbox.ID), m, within...)
-		if len(f.Sandbox.Metadata) > 0 {
-			tags := make(cedar.RecordMap, len(f.Sandbox.Metadata))
-			for k, v := range f.Sandbox.Metadata {
-				if err := errors.Join(bounded(k, maxString), bounded(v, maxString)); err != nil {
-					return fmt.Errorf("the facts: a label: %w", err)
-				}
-				tags[cedar.String(k)] = cedar.String(v)
-			}
-			q.entities[len(q.entities)-1].Tags = cedar.NewRecord(tags)
+	for k, v := range f.Sandbox.Metadata {
+		if err := errors.Join(bounded(k, maxString), bounded(v, maxString)); err != nil {
+			return fmt.Errorf("a label: %w", err)
 		}
 	}
 	return nil
+}
+
+// describe makes an entity that the facts tell of. Its parents are all that it
+// is in, at any depth.
+func (q *query) describe(e cedar.EntityUID) {
+	f := q.facts
+	attrs := make(cedar.RecordMap, 4)
+	in := make([]cedar.EntityUID, 0, 3)
+	team := f.Team
+	if (e.Type == "User" || e.Type == "Agent") && f.Caller.Team != "" {
+		team = f.Caller.Team
+	}
+	if e.Type != "Team" && team != "" {
+		attrs["team"] = uid("Team", team)
+		in = append(in, uid("Team", team))
+	}
+	text := func(name cedar.String, value string) {
+		if value != "" {
+			attrs[name] = cedar.String(value)
+		}
+	}
+	within := func(name cedar.String, typ, id string) {
+		if id != "" {
+			attrs[name] = uid(typ, id)
+			in = append(in, uid(typ, id))
+		}
+	}
+	switch e.Type {
+	case "User", "Agent":
+		text("role", f.Caller.Role)
+	case "App":
+		text("version", f.App.Version)
+	case "Execution":
+		within("app", "App", f.App.ID)
+	case "Sandbox":
+		text("template", f.Sandbox.Template)
+		within("app", "App", f.App.ID)
+		within("execution", "Execution", f.Execution.ID)
+	}
+	q.add(e, attrs, in...)
+	if e.Type == "Sandbox" && len(f.Sandbox.Metadata) > 0 {
+		tags := make(cedar.RecordMap, len(f.Sandbox.Metadata))
+		for k, v := range f.Sandbox.Metadata {
+			tags[cedar.String(k)] = cedar.String(v)
+		}
+		q.entities[len(q.entities)-1].Tags = cedar.NewRecord(tags)
+	}
 }
 
 // Entity returns the caller as the principal of a call.
@@ -217,16 +209,9 @@ func (c Caller) Entity() Entity {
 	return Entity{"User", c.ID}
 }
 
-func (c Caller) entityType() (string, error) {
-	if c.Kind != "" && c.Kind != "user" && c.Kind != "agent" {
-		return "", fmt.Errorf("a caller is of kind user or agent, not %s", shown(c.Kind))
-	}
-	return c.Entity().Type, nil
-}
-
 // mustBeKnown refuses an entity of the kinds that facts describe when they
 // describe another one, or none.
-func mustBeKnown(f Facts, e Entity) error {
+func mustBeKnown(f *Facts, e Entity) error {
 	var known string
 	switch e.Type {
 	case "Team":
@@ -252,7 +237,7 @@ func mustBeKnown(f Facts, e Entity) error {
 
 // addResource makes the entity that is acted on. Its attributes come from its
 // id, so that a caller cannot name one thing and describe another.
-func (q *query) addResource(f Facts, e Entity) (cedar.EntityUID, error) {
+func (q *query) addResource(e Entity) (cedar.EntityUID, error) {
 	if err := bounded(e.ID, maxID); err != nil {
 		return cedar.EntityUID{}, err
 	}
@@ -266,6 +251,7 @@ func (q *query) addResource(f Facts, e Entity) (cedar.EntityUID, error) {
 		id = uid("Host", name)
 		q.add(id, cedar.RecordMap{"name": cedar.String(name)})
 	case "Port", "Path":
+		f := q.facts
 		if f.Sandbox.ID == "" {
 			return id, errors.New("the facts name no sandbox that it is in")
 		}
@@ -295,7 +281,7 @@ func (q *query) addResource(f Facts, e Entity) (cedar.EntityUID, error) {
 	case "Database", "Table", "Column", "RecordSet", "Routine":
 		return id, q.addData(id, e)
 	default:
-		return id, mustBeKnown(f, e)
+		return id, mustBeKnown(q.facts, e)
 	}
 	return id, nil
 }
@@ -411,7 +397,7 @@ func decodedPath(p string) error {
 }
 
 func valueOf(kind valueKind, v any) (types.Value, error) {
-	odd := fmt.Errorf("give %s", kind)
+	odd := wrongKind(kind)
 	switch kind {
 	case aBool:
 		if b, ok := v.(bool); ok {
@@ -462,6 +448,11 @@ func valueOf(kind valueKind, v any) (types.Value, error) {
 	return nil, odd
 }
 
+// wrongKind is the error of a value that is not of its kind.
+type wrongKind valueKind
+
+func (k wrongKind) Error() string { return "give " + string(k) }
+
 func wholeNumber(v any) (int64, bool) {
 	switch n := v.(type) {
 	case int64:
@@ -491,12 +482,12 @@ func stringsOf(v any) ([]string, error) {
 		for _, e := range l {
 			s, ok := e.(string)
 			if !ok {
-				return nil, fmt.Errorf("give %s", aStrings)
+				return nil, wrongKind(aStrings)
 			}
 			list = append(list, s)
 		}
 	default:
-		return nil, fmt.Errorf("give %s", aStrings)
+		return nil, wrongKind(aStrings)
 	}
 	if len(list) > maxList {
 		return nil, fmt.Errorf("a list has at most %d strings", maxList)

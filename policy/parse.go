@@ -51,6 +51,7 @@ type policy struct {
 	file        string
 	line        int
 	cedar       *cedar.Policy
+	scoped      *cedar.Policy // the same without its action: for a slice, where that is settled
 	permits     bool
 	actions     map[string]bool // that its scope can match; nil is all
 	obligations []Obligation
@@ -76,7 +77,7 @@ type slice []*policy
 func (s slice) All() iter.Seq2[cedar.PolicyID, *cedar.Policy] {
 	return func(yield func(cedar.PolicyID, *cedar.Policy) bool) {
 		for _, p := range s {
-			if !yield(cedar.PolicyID(p.id), p.cedar) {
+			if !yield(cedar.PolicyID(p.id), p.scoped) {
 				return
 			}
 		}
@@ -371,6 +372,9 @@ func check(name string, text []byte, c *cedar.Policy) (*policy, Problems) {
 		wrong(at.Column, at.Line, "write several policies", "%s", err)
 		return p, problems
 	}
+	scoped := *tree
+	scoped.Action = ast.ScopeTypeAll{}
+	p.scoped = cedar.NewPolicyFromAST((*cedarast.Policy)(&scoped))
 	m := theModel()
 	if err := m.validator.Policy("", tree); err != nil {
 		for _, e := range flat(err) {
