@@ -139,11 +139,11 @@ func scopeText(scope ast.IsScopeNode) string {
 	case ast.ScopeTypeEq:
 		return s.Entity.String()
 	case ast.ScopeTypeIs:
-		return "a " + string(s.Type)
+		return "of type " + string(s.Type)
 	case ast.ScopeTypeIn:
 		return "in " + s.Entity.String()
 	case ast.ScopeTypeIsIn:
-		return "a " + string(s.Type) + " in " + s.Entity.String()
+		return "of type " + string(s.Type) + " in " + s.Entity.String()
 	case ast.ScopeTypeInSet:
 		text := "in ["
 		for i, e := range s.Entities {

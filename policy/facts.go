@@ -147,8 +147,8 @@ func (f *Facts) check() error {
 		return fmt.Errorf("a sandbox has at most %d labels", maxMetadata)
 	}
 	for k, v := range f.Sandbox.Metadata {
-		if err := errors.Join(bounded(k, maxString), bounded(v, maxString)); err != nil {
-			return fmt.Errorf("a label: %w", err)
+		if bounded(k, maxString) != nil || bounded(v, maxString) != nil {
+			return fmt.Errorf("a label is not UTF-8 or has more than %d bytes", maxString)
 		}
 	}
 	return nil
@@ -356,21 +356,33 @@ func contextOf(a *action, c Call) (cedar.Record, error) {
 		return cedar.Record{}, fmt.Errorf("a context has at most %d values", maxContext)
 	}
 	m := make(cedar.RecordMap, len(c.Context))
+	var first string // of the names at fault: maps have no order, decisions do
+	var fault error
+	blame := func(key string, err error) {
+		if fault == nil || key < first {
+			first, fault = key, err
+		}
+	}
 	for key, v := range c.Context {
 		attr, known := a.context[key]
 		if !known {
-			return cedar.Record{}, fmt.Errorf("context of %s: there is no %s, only %s", c.Action, shown(key), strings.Join(slices.Sorted(maps.Keys(a.context)), ", "))
+			blame(key, fmt.Errorf("context of %s: there is no %s, only %s", c.Action, shown(key), strings.Join(slices.Sorted(maps.Keys(a.context)), ", ")))
+			continue
 		}
 		value, err := valueOf(attr.kind, v)
 		if err != nil {
-			return cedar.Record{}, fmt.Errorf("context %s of %s: %w", key, c.Action, err)
+			blame(key, fmt.Errorf("context %s of %s: %w", key, c.Action, err))
+			continue
 		}
 		m[cedar.String(key)] = value
 	}
 	for key, attr := range a.context {
 		if _, ok := c.Context[key]; !ok && !attr.optional && key != "time" {
-			return cedar.Record{}, fmt.Errorf("context of %s: %s is missing", c.Action, key)
+			blame(key, fmt.Errorf("context of %s: %s is missing", c.Action, key))
 		}
+	}
+	if fault != nil {
+		return cedar.Record{}, fault
 	}
 	if p, ok := m["path"].(cedar.String); ok {
 		if err := decodedPath(string(p)); err != nil {

@@ -35,7 +35,7 @@ func TestExplain(t *testing.T) {
 		got = append(got, p.Policy+" "+string(p.Effect)+" "+state+p.Part+" "+p.Why)
 	}
 	want := []string{
-		`ceiling/a-other-principal permit no: principal the principal "Sandbox::i1" is not a App`,
+		`ceiling/a-other-principal permit no: principal the principal "Sandbox::i1" is not of type App`,
 		`ceiling/b-other-action permit no: action the action "Action::net:connect" is not in [Action::"db:*", Action::"http:request"]`,
 		`ceiling/c-other-resource permit no: resource the resource "Host::a.example" is not Host::"b.example"`,
 		`ceiling/d-other-port permit no: condition when { context.port == 80 } is false`,
