@@ -268,7 +268,7 @@ func (q *query) addResource(e Entity) (cedar.EntityUID, error) {
 			m["number"] = cedar.Long(n)
 		} else {
 			if !path.IsAbs(e.ID) || path.Clean(e.ID) != e.ID {
-				return id, fmt.Errorf("%s is no absolute path without . and ..", shown(e.ID))
+				return id, fmt.Errorf("%s is no absolute path, or has . or .. in it", shown(e.ID))
 			}
 			m["path"] = cedar.String(e.ID)
 		}

@@ -393,7 +393,47 @@ func check(name string, text []byte, c *cedar.Policy) (*policy, Problems) {
 	case ast.ScopeTypeInSet:
 		p.actions = m.members(append([]types.EntityUID{}, scope.Entities...))
 	}
+	for _, never := range m.neverMatch(p, tree) {
+		line, column := find(text, at, never.literal)
+		wrong(column, line, never.hint, "%s matches nothing, ever", shown(never.literal))
+	}
 	return p, problems
+}
+
+// unmatched is a literal of a policy that no call has.
+type unmatched struct{ literal, hint string }
+
+// neverMatch returns the literals that calls never have, because Decide sees
+// hosts and addresses in one spelling. In a forbid they would be a hole.
+func (m *model) neverMatch(p *policy, tree *ast.Policy) []unmatched {
+	var all []unmatched
+	for _, c := range tree.Conditions {
+		ast.Inspect(ast.NewNode(c.Body), func(n ast.IsNode) bool {
+			call, ok := n.(ast.NodeTypeExtensionCall)
+			if !ok || call.Name != "ip" || len(call.Args) != 1 {
+				return true
+			}
+			if v, ok := call.Args[0].(ast.NodeValue); ok {
+				if s, ok := v.Value.(types.String); ok {
+					if ip, err := types.ParseIPAddr(string(s)); err == nil && ip.Addr().Is4In6() {
+						all = append(all, unmatched{string(s), "write the address as IPv4: that is how calls have it"})
+					}
+				}
+			}
+			return true
+		})
+	}
+	for id, a := range m.actions {
+		if (p.actions == nil || p.actions[id]) && !slices.Equal(a.resources, []string{"Host"}) {
+			return all // resource.name may be of something else
+		}
+	}
+	for _, v := range literalsOf(tree)["resource.name"] {
+		if s, ok := v.(string); ok && (s != strings.ToLower(s) || strings.HasSuffix(s, ".")) {
+			return append(all, unmatched{s, "write hosts in lower case and without a dot at the end: that is how calls have them"})
+		}
+	}
+	return all
 }
 
 // mistake is what is wrong with an annotation.
