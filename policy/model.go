@@ -17,9 +17,6 @@ import (
 //go:embed schema.cedarschema
 var schemaText string
 
-// Schema returns the text of the schema, in Cedar's own language.
-func Schema() string { return schemaText }
-
 // model is the schema, ready for use. It never changes.
 type model struct {
 	schema    *resolved.Schema

@@ -321,6 +321,9 @@ when { context.ip.isInRange(ip("10.1.0.0/16")) && context.port == 5432 };
 
 @id("columns") permit (principal is Execution, action in Action::"db:*", resource in Table::"crm/public/customers");
 
+@id("no-mail-address") permit (principal, action == Action::"db:select", resource is Table in Database::"shop")
+when { context has columns && !context.columns.contains("email") };
+
 @id("hours") permit (principal, action == Action::"app:run", resource)
 when { context.time.toTime() >= duration("9h") && context.time.toTime() < duration("17h") };
 
@@ -335,6 +338,11 @@ when { principal.role == "approver" };
 	noApp.App, noApp.Execution = App{}, Execution{}
 	db := func(action, typ, id string) Call {
 		return Call{Principal: Entity{"Execution", "e1"}, Action: action, Resource: Entity{typ, id}}
+	}
+	columns := func(v any) Call {
+		c := db("db:select", "Table", "shop/public/orders")
+		c.Context = Context{"columns": v}
+		return c
 	}
 	run := func(at string) Call {
 		return Call{Principal: Entity{"User", "k1"}, Action: "app:run", Resource: Entity{"App", "billing"}, Context: Context{"time": at}}
@@ -360,6 +368,12 @@ when { principal.role == "approver" };
 		{someFacts(), db("db:select", "Column", "crm/public/customers/email"), "columns"},
 		{someFacts(), db("db:update", "RecordSet", "crm/public/customers/open"), "columns"},
 		{someFacts(), db("db:select", "Table", "crm/public/orders"), ""},
+		{someFacts(), columns([]string{"id", "name"}), "no-mail-address"},
+		{someFacts(), columns([]any{"id"}), "no-mail-address"},
+		{someFacts(), columns([]string{"id", "email"}), ""},
+		{someFacts(), columns([]any{1}), ""},
+		{someFacts(), columns("id"), ""},
+		{someFacts(), columns(make([]string, maxList+1)), ""},
 		{someFacts(), db("db:define", "Database", "crm"), ""},
 		{someFacts(), run("2026-12-02T09:00:00Z"), "hours"},
 		{someFacts(), run("2026-12-02T16:59:59.999999999Z"), "hours"},
