@@ -23,6 +23,7 @@ type Sandbox struct {
 	StartedAt  time.Time         // when the create was accepted
 	EndAt      time.Time         // when it is killed unless its timeout is changed
 	Network    Network           // what the client asked for; stored before it is enforced
+	Profile    string            // the policies it asked for beside; "" is the default
 
 	// AccessToken opens the data plane of this sandbox only. It is shown to
 	// its owner and never to the sandbox.
@@ -177,4 +178,20 @@ type Principal struct {
 	Team  string // the tenant whose resources are visible
 	Role  Role
 	KeyID string // public id of the key, or "local" for the operator's own socket
+}
+
+// Subject is somebody whose personal details are sealed with a key of their own.
+type Subject struct {
+	Slot string `json:"slot"` // NUMBER.GENERATION of the key's place, unique for ever
+	// Pseudonym stands for the subject in records: 32 hex digits that nobody
+	// can compute without the salt that is erased with the key.
+	Pseudonym string `json:"pseudonym"`
+}
+
+// Sealed is a part of a record that only its subject's key opens.
+type Sealed struct {
+	Subject string `json:"subject"` // the pseudonym
+	Slot    string `json:"slot"`
+	Nonce   []byte `json:"nonce"` // 24 bytes
+	Data    []byte `json:"data"`  // 16 bytes longer than what was sealed
 }

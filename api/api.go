@@ -52,6 +52,8 @@ type Keys interface {
 type Config struct {
 	Sandboxes Sandboxes
 	Keys      Keys
+	Trail     Trail
+	Policies  Policies
 	Domain    string // what sandboxes' host names end in, with a port if it is not TLS's own; "" leaves it to the SDK
 	Log       *slog.Logger
 	Version   string
@@ -125,6 +127,21 @@ func (s *server) routes() []route {
 		{controlPlane, "POST", "/v1/keys", operator, s.createKey},
 		{controlPlane, "GET", "/v1/keys", operator, s.listKeys},
 		{controlPlane, "DELETE", "/v1/keys/{id}", operator, s.revokeKey},
+		{controlPlane, "GET", "/v1/audit/events", auditor, s.auditEvents},
+		{controlPlane, "GET", "/v1/audit/events/{seq}", auditor, s.auditEvent},
+		{controlPlane, "GET", "/v1/audit/events/{seq}/proof", auditor, s.auditProof},
+		{controlPlane, "GET", "/v1/audit/follow", auditor, s.auditFollow},
+		{controlPlane, "GET", "/v1/audit/status", auditor, s.auditStatus},
+		{controlPlane, "GET", "/v1/audit/shards", auditor, s.auditShards},
+		{controlPlane, "DELETE", "/v1/audit/shards/{shard}", operator, s.auditDrop},
+		{controlPlane, "GET", "/v1/audit/consistency", auditor, s.auditConsistency},
+		{controlPlane, "POST", "/v1/audit/rotate", operator, s.auditRotate},
+		{controlPlane, "POST", "/v1/audit/erase", operator, s.auditErase},
+		{controlPlane, "GET", "/v1/audit/holds", auditor, s.auditHolds},
+		{controlPlane, "POST", "/v1/audit/holds", operator, s.auditHold},
+		{controlPlane, "DELETE", "/v1/audit/holds/{name}", operator, s.auditRelease},
+		{controlPlane, "GET", "/v1/policies", operator, s.policiesInForce},
+		{controlPlane, "POST", "/v1/policies/reload", operator, s.reloadPolicies},
 
 		{dataPlane, "GET", "/health", anyone, s.health},
 		{dataPlane, "GET", "/metrics", accessToken, s.envdMetrics},

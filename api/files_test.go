@@ -118,8 +118,9 @@ func TestCompose(t *testing.T) {
 		{"a wrong type", `{"source_paths":"/1","destination":"/d"}`, 400, `{"code":400,"message":"source_paths is a string where a list is expected, at line 1, column 20"}`},
 		{"no UTF-8", "{\"source_paths\":[\"\xff\"],\"destination\":\"/d\"}", 400, `{"code":400,"message":"the body is not valid UTF-8"}`},
 		{"too many", `{"source_paths":["/1"` + strings.Repeat(`,"/1"`, 1000) + `],"destination":"/d"}`, 400, `{"code":400,"message":"source_paths has 1001 paths and the most is 1000: compose in several steps"}`},
-		{"too long", `{"source_paths":["` + strings.Repeat("x", 300_000) + `"],"destination":"/d"}`, 413,
-			`{"code":413,"message":"the arguments and environment, or the paths, have 300035 bytes together and the most is 196608: pass large input in a file or on standard input"}`},
+		{"too long", `{"source_paths":["` + strings.Repeat("x", 5000) + `"],"destination":"/d"}`, 400, `{"code":400,"message":"path '/home/user/` + strings.Repeat("x", 53) + `…' is too long: names have at most 255 bytes and paths 4095"}`},
+		{"too long together", `{"source_paths":["` + strings.Repeat("x", 3000) + strings.Repeat(`","`+strings.Repeat("x", 3000), 99) + `"],"destination":"/d"}`, 413,
+			`{"code":413,"message":"the arguments and environment, or the paths, have 300332 bytes together and the most is 196608: pass large input in a file or on standard input"}`},
 		{"unknown user", `{"source_paths":["/1"],"destination":"/d","username":"eve"}`, 401, `{"code":401,"message":"invalid username: 'eve'"}`},
 		{"two", `{"source_paths":["/2","/1"],"destination":"/d","username":"root"}`, 200, `{"name":"d","path":"/d","type":"file"}`},
 	} {

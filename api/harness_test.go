@@ -19,12 +19,15 @@ import (
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/api"
+	"airlock.dev/airlock/audit"
+	"airlock.dev/airlock/audit/audittest"
 	"airlock.dev/airlock/channel"
 	"airlock.dev/airlock/cluster"
 	"airlock.dev/airlock/control"
 	"airlock.dev/airlock/image"
 	"airlock.dev/airlock/isolation"
 	"airlock.dev/airlock/keys"
+	"airlock.dev/airlock/policy"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,6 +39,7 @@ type world struct {
 	sandboxes *control.Sandboxes
 	driver    *fakeDriver
 	log       *bytes.Buffer
+	trail     *audit.Log
 	client    string // API keys, by role
 	other     string // of another team
 	operator  string
@@ -44,13 +48,14 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, driver: &fakeDriver{boxes: map[string]*fakeBox{}}, log: &bytes.Buffer{}}
+	w.trail, _ = audittest.Open(t)
 	var mu sync.Mutex
 	log := slog.New(slog.NewTextHandler(lockedWriter{&mu, w.log}, nil))
 	store := cluster.NewMemory()
 	const domain = "box.test:8443"
 	room := control.Capacity{MemoryMB: 16 << 10, DiskMB: 64 << 10, Processes: 1 << 20, Descriptors: 1 << 20, Sandboxes: 8}
 	var err error
-	w.sandboxes, err = control.New(t.Context(), control.Config{Store: store, Driver: w.driver, Image: image.Image{}, Host: room, Team: room, Log: log})
+	w.sandboxes, err = control.New(t.Context(), control.Config{Store: store, Driver: w.driver, Image: image.Image{}, Host: room, Team: room, Log: log, Boundary: control.Boundary{Policies: policy.Builtin, Trail: w.trail}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +72,11 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	}
-	handler := api.New(api.Config{Sandboxes: w.sandboxes, Keys: k, Domain: domain, Log: log, Version: "test"})
+	policies, _, err := control.OpenPolicies("", "", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := api.New(api.Config{Sandboxes: w.sandboxes, Keys: k, Trail: w.trail, Policies: policies, Domain: domain, Log: log, Version: "test"})
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = api.Server(handler)
 	srv.Config.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelError)

@@ -212,7 +212,7 @@ func (t *transports) of(g *control.Guest) *http.Transport {
 			if err != nil {
 				return nil, err
 			}
-			return g.DialPort(ctx, to.Port())
+			return g.DialPort(ctx, visitor(g.Sandbox), to.Port())
 		},
 		DisableCompression:     true,
 		MaxIdleConns:           16, // of the connections that control allows
@@ -232,6 +232,14 @@ func (t *transports) of(g *control.Guest) *http.Transport {
 	return tr
 }
 
+// visitor is who a connection is from, as policy and trail have it.
+func visitor(sb airlock.Sandbox) string {
+	if sb.PublicTraffic() {
+		return "public"
+	}
+	return "token"
+}
+
 // tcpProtocol is the protocol to which a connection to a port is upgraded:
 // bytes as they are, each direction with its own end.
 const tcpProtocol = "airlock-tcp"
@@ -247,7 +255,7 @@ func (s *server) forward(w http.ResponseWriter, r *request) error {
 		w.Header().Set("Upgrade", tcpProtocol)
 		return airlock.Invalidf("Upgrade", "send Connection: Upgrade and Upgrade: "+tcpProtocol+" over HTTP/1.1", "this is for connections that are upgraded")
 	}
-	inside, err := r.guest.DialPort(r.Context(), uint16(port))
+	inside, err := r.guest.DialPort(r.Context(), "token", uint16(port))
 	if err != nil {
 		return err
 	}

@@ -39,6 +39,7 @@ type createBody struct {
 	AllowInternet *bool             `json:"allow_internet_access"`
 	Network       *networkBody      `json:"network"`
 	Limits        airlock.Limits    `json:"limits"`
+	Profile       string            `json:"profile"` // policies asked for: offline, packages or internet
 
 	// Understood and not supported: refused unless they ask for nothing.
 	AutoPause  bool `json:"autoPause"`
@@ -72,7 +73,7 @@ func unsupported(field string) error {
 
 // request checks the body and returns it in control's words.
 func (b *createBody) request(defaultTimeout int64) (control.CreateRequest, error) {
-	req := control.CreateRequest{Template: b.TemplateID, Metadata: b.Metadata, Env: b.EnvVars, Limits: b.Limits}
+	req := control.CreateRequest{Template: b.TemplateID, Metadata: b.Metadata, Env: b.EnvVars, Limits: b.Limits, Profile: b.Profile}
 	if b.TemplateID == "" {
 		return req, airlock.Invalidf("templateID", "name a template such as base", "templateID is missing")
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/client"
 	"airlock.dev/airlock/doctor"
 )
@@ -55,6 +56,8 @@ type Deps struct {
 	// EnterLocal, if set, comes in place of RunLocal: it runs this command
 	// line again where RunLocal can be called, and returns its exit code.
 	EnterLocal func(ctx context.Context) (int, error)
+	// TokenHelper is the program for root keys in PKCS#11 tokens.
+	TokenHelper string
 
 	// Check and Required look at the machine; nil means package doctor's.
 	Check, Required func(ctx context.Context, dataDir string) []doctor.Finding
@@ -67,11 +70,19 @@ type Deps struct {
 // ServeOptions are those of `airlock serve`, checked.
 type ServeOptions struct {
 	DataDir         string
+	RootKey         string // a reference, see keystore.Config; "" is the default
+	KeysDir         string // "" is the default
 	Listen          string // host:port; loopback unless TLSCert and TLSKey are set
 	TLSCert, TLSKey string // files, both or neither
 	Domain          string // what sandboxes' host names end in; may be empty
-	MaxMemoryMB     int    // MiB that all sandboxes together may use; 0 is what the host can spare
-	JSON            bool   // log as JSON lines
+	Policies        string // directory; "" is the built-in ones
+	Witnesses       string // file with a witness policy; "" is none
+	AuditPeriod     audit.Period
+	AuditBudget     uint64        // events of one sandbox; 0 is the default
+	AuditRetention  time.Duration // 0 keeps all
+	AuditRepair     bool          // go on after damage of the audit log
+	MaxMemoryMB     int           // MiB that all sandboxes together may use; 0 is what the host can spare
+	JSON            bool          // log as JSON lines
 }
 
 // RunOptions are those of a sandbox without a server, checked.
@@ -279,7 +290,7 @@ and no network, and is thrown away afterwards.
 	flags.StringVar(&a.dataDir, "data-dir", env("AIRLOCK_DATA_DIR", DefaultDataDir), "state of the server on this machine (AIRLOCK_DATA_DIR)")
 	flags.StringVar(&a.url, "url", os.Getenv("AIRLOCK_API_URL"), "server elsewhere (AIRLOCK_API_URL); default: the one of --data-dir, by its socket")
 	flags.StringVar(&a.key, "key", "", "API key (AIRLOCK_API_KEY)")
-	root.AddCommand(a.serve(), a.run(), a.sandbox(), a.keys(), a.policies(), a.doctor(), a.version())
+	root.AddCommand(a.serve(), a.run(), a.sandbox(), a.keys(), a.keystore(), a.policies(), a.audit(), a.doctor(), a.version())
 	for _, cmd := range allCommands(root) {
 		check := cmd.Args
 		if check == nil {

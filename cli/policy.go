@@ -22,15 +22,16 @@ func (a *app) policies() *cobra.Command {
 		Short: "Write, check and compare the policies of the operator",
 		Long: `A directory of policies says what each team may do at most: all.cedar (forbids
 for every team), default.cedar, teams/NAME.cedar and tests/NAME.yaml. Policies
-are in Cedar, which reads like sentences. These commands need no server.`,
+are in Cedar, which reads like sentences. Only replay and reload need a server.`,
 		Example: `  airlock policy init policies
   airlock policy validate policies && airlock policy test policies
   airlock policy explain call.json --dir policies
-  airlock policy diff /etc/airlock/policies policies`,
+  airlock policy diff /etc/airlock/policies policies
+  airlock policy replay policies --since 7d`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.policyInit(), a.policyValidate(), a.policyTest(), a.policyExplain(), a.policyDiff())
+	cmd.AddCommand(a.policyInit(), a.policyValidate(), a.policyTest(), a.policyExplain(), a.policyDiff(), a.policyReplay(), a.policyReload())
 	return cmd
 }
 

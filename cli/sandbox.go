@@ -42,6 +42,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 		vars     []string
 		metadata []string
 		template string
+		profile  string
 	)
 	cmd := &cobra.Command{
 		Use:   "create",
@@ -58,7 +59,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			req := client.CreateRequest{Template: template, Timeout: timeout, Limits: l}
+			req := client.CreateRequest{Template: template, Timeout: timeout, Limits: l, Profile: profile}
 			if req.Env, err = pairs("--env", vars); err != nil {
 				return err
 			}
@@ -78,6 +79,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&template, "template", "base", "what it starts from")
+	flags.StringVar(&profile, "profile", "", "policies to ask for beside the team's, which can only narrow those: offline, packages or internet (default internet)")
 	flags.DurationVar(&timeout, "timeout", 5*time.Minute, "kill it after this time")
 	flags.StringArrayVarP(&vars, "env", "e", nil, "NAME=VALUE of a variable of all its processes; may be repeated")
 	flags.StringArrayVar(&metadata, "metadata", nil, "NAME=VALUE of a label; may be repeated")

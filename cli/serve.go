@@ -11,12 +11,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/doctor"
 )
 
 func (a *app) serve() *cobra.Command {
 	var o ServeOptions
-	var maxMemory string
+	var maxMemory, period, retention string
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the server: an API for sandboxes on this machine",
@@ -30,6 +31,12 @@ yours it makes a certificate authority for that domain only, keeps it in
 DATA-DIR/tls and says how clients trust it. All hosts below the domain must
 resolve to this machine; many systems do that by themselves for names that end
 in .localhost.
+
+A root key outside the data directory wraps every key that it stores. At the
+first start it makes one, DATA-DIR.keys/root.key; --root-key names another: a
+file, systemd:NAME for a credential of its unit, or a pkcs11: URI for a key in
+a token. Back it up apart from the data directory: without it, what it wraps is
+lost. ` + "`airlock keystore`" + ` lists and rotates keys.
 
 It refuses to start on a machine that cannot run sandboxes and says what to do;
 ` + "`airlock doctor`" + ` says it at any time.`,
@@ -49,6 +56,13 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 					return err
 				}
 			}
+			var err error
+			if o.AuditPeriod, err = audit.ParsePeriod(period); err != nil {
+				return err
+			}
+			if o.AuditRetention, err = parseDays("--audit-retention", retention); err != nil {
+				return err
+			}
 			if o.Domain != "" && !domainName.MatchString(o.Domain) {
 				return airlock.Invalidf("--domain", "give a host name of two parts or more, such as airlock.localhost or sandbox.example.org; a port may follow", "--domain: %q is no host name for sandboxes", o.Domain)
 			}
@@ -63,6 +77,13 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.StringVar(&o.TLSCert, "tls-cert", "", "file with the certificate chain, PEM")
 	flags.StringVar(&o.TLSKey, "tls-key", "", "file with its key, PEM")
 	flags.StringVar(&o.Domain, "domain", "", "what sandboxes' host names end in; TLS, with a certificate of our own if none is given; a port may follow if clients use another")
+	keyFlags(flags, &o.RootKey, &o.KeysDir)
+	flags.StringVar(&o.Policies, "policies", "", "directory of policies, see `airlock policy` (default: the profile internet for every team)")
+	flags.StringVar(&o.Witnesses, "witnesses", "", "file that says who cosigns the audit log's checkpoints (a C2SP witness policy)")
+	flags.StringVar(&period, "audit-period", "quarter", "how long one part of the audit log is: quarter, month or day")
+	flags.StringVar(&retention, "audit-retention", "", "drop parts of the audit log that ended so long ago, such as 2200d (default: keep all)")
+	flags.Uint64Var(&o.AuditBudget, "audit-budget", audit.DefaultBudget, "events that one sandbox may cause; acts beyond are refused")
+	flags.BoolVar(&o.AuditRepair, "audit-repair", false, "go on although the audit log was found damaged; the trail tells of it")
 	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
 	return cmd
 }

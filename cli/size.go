@@ -4,6 +4,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"airlock.dev/airlock"
 )
@@ -30,4 +31,27 @@ func parseMB(flag, s string) (int, error) {
 		return 0, airlock.Invalidf(flag, "give a size such as 512MB or 2GiB", "%s: %q is too large", flag, s)
 	}
 	return int(mb), nil
+}
+
+// parseDays reads a time such as 2200d or 36h; "" is 0.
+func parseDays(flag, s string) (time.Duration, error) {
+	if s == "" {
+		return 0, nil
+	}
+	var d time.Duration
+	var err error
+	if days, found := strings.CutSuffix(s, "d"); found {
+		var n int64
+		n, err = strconv.ParseInt(days, 10, 32)
+		d = time.Duration(n) * 24 * time.Hour
+		if n > 36500 {
+			d = 0
+		}
+	} else {
+		d, err = time.ParseDuration(s)
+	}
+	if err != nil || d <= 0 {
+		return 0, airlock.Invalidf(flag, "give days or hours, such as 2200d or 36h", "%s: %q is no time to keep something", flag, s)
+	}
+	return d, nil
 }

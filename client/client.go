@@ -232,6 +232,7 @@ type CreateRequest struct {
 	Metadata map[string]string
 	Env      map[string]string
 	Limits   airlock.Limits
+	Profile  string // policies that it asks for beside its team's: offline, packages or internet; "" is internet
 }
 
 // createBody is CreateRequest on the wire: E2B's fields and our limits.
@@ -241,6 +242,7 @@ type createBody struct {
 	Metadata   map[string]string `json:"metadata,omitempty"`
 	Env        map[string]string `json:"envVars,omitempty"`
 	Limits     *wireLimits       `json:"limits,omitempty"`
+	Profile    string            `json:"profile,omitempty"`
 }
 
 // wireLimits is airlock.Limits without the fields that are not asked for.
@@ -257,7 +259,7 @@ func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.
 
 // Create starts a sandbox and returns when it takes commands.
 func (c *Client) Create(ctx context.Context, req CreateRequest) (*Sandbox, error) {
-	body := createBody{TemplateID: req.Template, Timeout: seconds(req.Timeout), Metadata: req.Metadata, Env: req.Env}
+	body := createBody{TemplateID: req.Template, Timeout: seconds(req.Timeout), Metadata: req.Metadata, Env: req.Env, Profile: req.Profile}
 	if body.TemplateID == "" {
 		body.TemplateID = "base"
 	}

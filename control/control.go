@@ -21,10 +21,12 @@ import (
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/channel"
 	"airlock.dev/airlock/cluster"
 	"airlock.dev/airlock/image"
 	"airlock.dev/airlock/isolation"
+	"airlock.dev/airlock/policy"
 )
 
 // CreateRequest is what a client asks for.
@@ -35,6 +37,7 @@ type CreateRequest struct {
 	Env      map[string]string // variables of every process
 	Limits   airlock.Limits    // zero fields get the defaults
 	Network  airlock.Network
+	Profile  string // policies that the client asks for beside Network; "" is the default
 	Key      string // a create with the key of a sandbox that runs returns that one; "" is none
 }
 
@@ -57,6 +60,8 @@ type Config struct {
 	Host   Capacity // of all sandboxes together
 	Team   Capacity // of one team's
 	Log    *slog.Logger
+
+	Boundary Boundary // what every act passes
 }
 
 // Sandboxes holds all sandboxes of this host. Open it with New, then Recover,
@@ -81,6 +86,8 @@ type live struct {
 	box isolation.Sandbox
 	mux *channel.Mux
 	log *events
+
+	request *policy.Set // what its client asked for
 
 	conns   atomic.Int32 // to its ports
 	metrics history
@@ -193,8 +200,13 @@ func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	request, err := policy.FromRequest(sb.Profile, sb.Network)
+	if err != nil {
+		mux.Close()
+		return err
+	}
 	c.admission.adopt(sb.Team, sb.Limits)
-	c.watch(newLive(sb, box, mux))
+	c.watch(newLive(sb, request, box, mux))
 	return nil
 }
 
@@ -225,8 +237,8 @@ func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock
 	return mux, nil
 }
 
-func newLive(sb airlock.Sandbox, box isolation.Sandbox, mux *channel.Mux) *live {
-	return &live{box: box, mux: mux, sandbox: sb, log: &events{}, watches: newWatches(mux), changed: make(chan struct{}, 1), kill: make(chan struct{}), gone: make(chan struct{})}
+func newLive(sb airlock.Sandbox, request *policy.Set, box isolation.Sandbox, mux *channel.Mux) *live {
+	return &live{request: request, box: box, mux: mux, sandbox: sb, log: &events{}, watches: newWatches(mux), changed: make(chan struct{}, 1), kill: make(chan struct{}), gone: make(chan struct{})}
 }
 
 func newID() string {
@@ -264,24 +276,49 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 			return sb, err
 		}
 	}
-	if err := c.admission.reserve(p.Team, limits); err != nil {
+	request, err := policy.FromRequest(req.Profile, req.Network)
+	if err != nil {
 		return airlock.Sandbox{}, err
 	}
 	sb := airlock.Sandbox{
 		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
-		CreateKey: req.Key, CreateDigest: digest,
+		Profile: req.Profile, CreateKey: req.Key, CreateDigest: digest,
 	}
 	if !sb.PublicTraffic() {
 		sb.TrafficToken = rand.Text() + rand.Text()
 	}
 	sb.EndAt = sb.StartedAt.Add(req.Timeout)
-	l, err := c.start(ctx, sb)
+	done, err := c.cfg.Boundary.inside(ctx, creation(p, sb, request, req.Timeout))
+	if err != nil {
+		return airlock.Sandbox{}, err
+	}
+	if err := c.admission.reserve(p.Team, limits); err != nil {
+		done(outcomeOf(err))
+		return airlock.Sandbox{}, err
+	}
+	l, err := c.start(ctx, sb, request)
+	done(outcomeOf(err))
 	if err != nil {
 		c.admission.release(p.Team, limits)
 		return airlock.Sandbox{}, err
 	}
 	return l.get(), nil
+}
+
+// creation is the act of making a sandbox, which is one on the team.
+func creation(p airlock.Principal, sb airlock.Sandbox, request *policy.Set, timeout time.Duration) act {
+	a := act{sandbox: sb, request: request, action: "sandbox:create", on: policy.Entity{Type: "Team", ID: p.Team}}
+	a.caller, a.by = by(p)
+	profile := sb.Profile
+	if profile == "" {
+		profile = policy.DefaultProfile
+	}
+	a.context = policy.Context{
+		"template": sb.TemplateID, "profile": profile, "internet": sb.Network.AllowInternet == nil || *sb.Network.AllowInternet, "publicTraffic": sb.PublicTraffic(),
+		"milliCPUs": int64(sb.Limits.CPUs * 1000), "memoryMB": int64(sb.Limits.MemoryMB), "diskMB": int64(sb.Limits.DiskMB), "timeoutSeconds": int64(timeout / time.Second),
+	}
+	return a
 }
 
 func validTimeout(d time.Duration) error {
@@ -296,7 +333,7 @@ func validTimeout(d time.Duration) error {
 
 // start writes down that a sandbox begins before it does, so that a server
 // that dies in between leaves nothing unknown.
-func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox) (_ *live, err error) {
+func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *policy.Set) (_ *live, err error) {
 	if err := c.remember(ctx, sb); err != nil {
 		return nil, err
 	}
@@ -328,7 +365,7 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox) (_ *live, err
 		mux.Close()
 		return nil, err
 	}
-	l := newLive(sb, box, mux)
+	l := newLive(sb, request, box, mux)
 	l.log.add("info", "sandbox created", nil)
 	c.watch(l)
 	return l, nil
@@ -492,6 +529,9 @@ func (c *Sandboxes) end(l *live, outcome airlock.Outcome) {
 	c.mu.Unlock()
 	c.admission.release(l.get().Team, l.get().Limits)
 	close(l.gone)
+	c.cfg.Boundary.Trail.Owe(context.Background(), audit.Event{
+		Type: "sandbox.end", Team: l.get().Team, Sandbox: id, Actor: audit.Actor{Kind: "system"}, Outcome: audit.Outcome{Status: "ok", Code: string(outcome)},
+	})
 	c.cfg.Log.Debug("sandbox ended", "sandbox", id, "outcome", outcome)
 }
 
@@ -532,11 +572,19 @@ func (c *Sandboxes) Get(ctx context.Context, p airlock.Principal, id string) (ai
 	if err != nil {
 		return airlock.Sandbox{}, err
 	}
+	if err := c.cfg.Boundary.ask(ctx, on(p, l, "sandbox:get")); err != nil {
+		return airlock.Sandbox{}, err
+	}
 	return l.get(), nil
 }
 
 // List returns the running sandboxes of p's team, newest first.
 func (c *Sandboxes) List(ctx context.Context, p airlock.Principal) ([]airlock.Sandbox, error) {
+	list := act{sandbox: airlock.Sandbox{Team: p.Team}, action: "sandbox:list", on: policy.Entity{Type: "Team", ID: p.Team}}
+	list.caller, list.by = by(p)
+	if err := c.cfg.Boundary.ask(ctx, list); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	var all []airlock.Sandbox
 	for _, l := range c.live {
@@ -559,6 +607,11 @@ func (c *Sandboxes) Kill(ctx context.Context, p airlock.Principal, id string) er
 	l, err := c.lookup(p, id)
 	if err != nil {
 		return err
+	}
+	e, denied := c.cfg.Boundary.event(on(p, l, "sandbox:kill"))
+	c.cfg.Boundary.Trail.Owe(ctx, e) // what cannot be recorded now must not keep a sandbox alive
+	if denied != nil {
+		return denied
 	}
 	l.end()
 	select {
@@ -589,6 +642,11 @@ func (c *Sandboxes) lease(ctx context.Context, p airlock.Principal, id string, d
 			return airlock.Sandbox{}, err
 		}
 	}
+	a := on(p, l, "sandbox:timeout")
+	a.context = policy.Context{"timeoutSeconds": int64(max(d, 0) / time.Second)}
+	if _, err := c.cfg.Boundary.inside(ctx, a); err != nil {
+		return airlock.Sandbox{}, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	end := time.Now().UTC().Add(max(d, 0))
@@ -618,7 +676,7 @@ func (c *Sandboxes) Open(ctx context.Context, id string) (*Guest, error) {
 	if l == nil || l.get().State != airlock.Running {
 		return nil, airlock.Errorf(airlock.Gone, "The sandbox was not found")
 	}
-	return &Guest{Sandbox: l.get(), mux: l.mux, log: l.log, conns: &l.conns, watches: l.watches, ended: l.why, measure: l.now}, nil
+	return &Guest{Sandbox: l.get(), request: l.request, boundary: &c.cfg.Boundary, mux: l.mux, log: l.log, conns: &l.conns, watches: l.watches, ended: l.why, measure: l.now}, nil
 }
 
 // why waits a moment for the reason of an end that has begun.
@@ -639,6 +697,9 @@ func (l *live) why() airlock.Outcome {
 func (c *Sandboxes) Logs(ctx context.Context, p airlock.Principal, id string) ([]Event, error) {
 	l, err := c.lookup(p, id)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.cfg.Boundary.ask(ctx, on(p, l, "sandbox:logs")); err != nil {
 		return nil, err
 	}
 	return l.log.list(), nil

@@ -14,19 +14,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
+	"airlock.dev/airlock/audit/audittest"
 	"airlock.dev/airlock/channel"
 	"airlock.dev/airlock/cluster"
 	"airlock.dev/airlock/control"
 	"airlock.dev/airlock/image"
 	"airlock.dev/airlock/isolation/fake"
+	"airlock.dev/airlock/policy"
 )
 
 // host is a machine with one server after the other.
 type host struct {
-	t      *testing.T
-	store  *cluster.Memory
-	world  *fake.World
-	driver *fake.Driver
+	t        *testing.T
+	store    *cluster.Memory
+	world    *fake.World
+	driver   *fake.Driver
+	trail    control.Trail
+	log      *audit.Log
+	policies *policy.Policies
 	*control.Sandboxes
 }
 
@@ -37,7 +43,9 @@ var (
 )
 
 func newHost(t *testing.T) *host {
-	h := &host{t: t, store: cluster.NewMemory(), world: fake.NewWorld()}
+	h := &host{t: t, store: cluster.NewMemory(), world: fake.NewWorld(), policies: policy.Builtin()}
+	h.log, _ = audittest.Open(t)
+	h.trail = h.log
 	h.restart()
 	t.Cleanup(func() {
 		h.driver.Misbehave(fake.Faults{})
@@ -60,6 +68,7 @@ func (h *host) restart() {
 	var err error
 	h.Sandboxes, err = control.New(h.t.Context(), control.Config{
 		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest"}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler),
+		Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
 	})
 	if err == nil {
 		err = h.Recover(h.t.Context())
@@ -409,7 +418,7 @@ func TestMany(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
-			p := airlock.Principal{Team: fmt.Sprint("team", i%4), Role: airlock.Client}
+			p := airlock.Principal{Team: fmt.Sprint("team", i%4), Role: airlock.Client, KeyID: "k"}
 			for range 5 {
 				sb, err := h.Create(t.Context(), p, want)
 				if code(err) == airlock.Exhausted {

@@ -13,13 +13,18 @@ import (
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/channel"
+	"airlock.dev/airlock/policy"
 )
 
 // Guest is the way into one running sandbox: processes and files. What comes
 // through it was said by the guest and is information, never evidence.
 type Guest struct {
 	Sandbox airlock.Sandbox
+
+	boundary *Boundary
+	request  *policy.Set
 
 	mux     *channel.Mux
 	log     *events
@@ -64,12 +69,25 @@ type Exec struct {
 	timer  *time.Timer
 	done   bool
 	cut    bool // output was dropped: whatever ended it, the result is not whole
+
+	ended ended
+	out   int64 // bytes of output
 }
 
 // Start starts a process. After timeout, if it is not 0, its whole tree is
 // killed and it ends with the outcome Timeout.
 func (g *Guest) Start(ctx context.Context, req channel.StartRequest, timeout time.Duration) (*Exec, error) {
-	e, err := g.exec(ctx, channel.MethodStart, req, timeout)
+	a := g.act("exec:start")
+	a.context = policy.Context{"program": req.Cmd}
+	if req.User != "" {
+		a.context["user"] = req.User
+	}
+	a.private = map[string]any{"context": policy.Context{"program": req.Cmd}, "args": req.Args, "cwd": req.Cwd}
+	done, err := g.boundary.inside(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	e, err := g.exec(ctx, channel.MethodStart, req, timeout, done)
 	command := strings.Join(append([]string{req.Cmd}, req.Args...), " ")
 	fields := map[string]string{"command": command[:min(len(command), maxLogged)], "user": req.User}
 	if err != nil {
@@ -88,15 +106,24 @@ const maxLogged = 256
 // Attach follows a process that runs already, from now on. The timeout ends
 // the following, as E2B has it, by killing the process too.
 func (g *Guest) Attach(ctx context.Context, ref channel.ProcessRef, timeout time.Duration) (*Exec, error) {
-	return g.exec(ctx, channel.MethodAttach, ref, timeout)
+	done, err := g.boundary.inside(ctx, g.act("exec:attach"))
+	if err != nil {
+		return nil, err
+	}
+	return g.exec(ctx, channel.MethodAttach, ref, timeout, done)
 }
 
-func (g *Guest) exec(ctx context.Context, method string, req any, timeout time.Duration) (*Exec, error) {
+func (g *Guest) exec(ctx context.Context, method string, req any, timeout time.Duration, done ended) (_ *Exec, err error) {
+	defer func() {
+		if err != nil {
+			done(outcomeOf(err))
+		}
+	}()
 	s, err := g.mux.Open(ctx, method, req)
 	if err != nil {
 		return nil, err
 	}
-	e := &Exec{g: g, s: s, budget: g.Sandbox.Limits.OutputBytes}
+	e := &Exec{g: g, s: s, budget: g.Sandbox.Limits.OutputBytes, ended: done}
 	tag, body, err := s.Recv(ctx)
 	var started channel.Started
 	switch {
@@ -133,7 +160,7 @@ func (e *Exec) stop(why airlock.Outcome) {
 	time.AfterFunc(stopGrace, e.s.Close) // after the end it does nothing
 	ctx, cancel := context.WithTimeout(context.Background(), probeAnswer)
 	defer cancel()
-	switch err := e.g.Signal(ctx, e.ref, 9); {
+	switch err := e.g.signal(ctx, e.ref, 9); {
 	case err == nil:
 	case airlock.CodeOf(err) == airlock.NotFound: // it ended by itself
 	default:
@@ -174,7 +201,7 @@ func (e *Exec) Recv(ctx context.Context) (ExecEvent, error) {
 			} else {
 				e.budget -= int64(len(body))
 			}
-			if len(body) > 0 {
+			if e.out += int64(len(body)); len(body) > 0 {
 				return ExecEvent{Stream: tag, Data: body}, nil
 			}
 		case channel.TagEnded:
@@ -231,7 +258,17 @@ func (e *Exec) finish(end channel.Ended) ExecEvent {
 	case airlock.OutputLimit:
 		out.Message = fmt.Sprintf("output limit: more than %d bytes were written and the command was killed; ask for more with limits.outputBytes (--output-bytes)", e.g.Sandbox.Limits.OutputBytes)
 	}
+	e.tell(out)
 	return ExecEvent{End: out}
+}
+
+// tell records how it ended, as far as the host can know.
+func (e *Exec) tell(end *ExecEnd) {
+	o := audit.Outcome{Status: "ok", Code: string(end.Outcome), Counts: map[string]int64{"bytesOut": e.out}}
+	if end.Outcome == airlock.Exited {
+		o.ExitCode = &end.ExitCode
+	}
+	e.ended(o)
 }
 
 // wallDelay is how long after one of its processes a sandbox may end that ran
@@ -280,7 +317,9 @@ func (e *Exec) lost(err error) (ExecEvent, error) {
 		case airlock.SandboxFailed:
 			msg = "the sandbox ended unexpectedly"
 		}
-		return ExecEvent{End: &ExecEnd{ExitCode: -1, Outcome: why, Message: msg}}, nil
+		end := &ExecEnd{ExitCode: -1, Outcome: why, Message: msg}
+		e.tell(end)
+		return ExecEvent{End: end}, nil
 	default:
 		return ExecEvent{}, err
 	}
@@ -291,12 +330,18 @@ func (e *Exec) Close() {
 	if e.timer != nil && e.done {
 		e.timer.Stop()
 	}
+	if !e.done {
+		e.ended(audit.Outcome{Status: "ok", Code: "left", Counts: map[string]int64{"bytesOut": e.out}})
+	}
 	e.s.Close()
 }
 
 // Input writes all of r to a process's standard input or terminal, and
 // returns when the process's pipe has taken it.
 func (g *Guest) Input(ctx context.Context, ref channel.ProcessRef, r io.Reader) error {
+	if err := g.boundary.ask(ctx, g.act("exec:input")); err != nil {
+		return err
+	}
 	s, err := g.mux.Open(ctx, channel.MethodInput, ref)
 	if err != nil {
 		return err
@@ -325,30 +370,60 @@ func guestError(ctx context.Context, s *channel.Stream, err error) error {
 
 // CloseStdin closes a process's standard input.
 func (g *Guest) CloseStdin(ctx context.Context, ref channel.ProcessRef) error {
+	if err := g.boundary.ask(ctx, g.act("exec:input")); err != nil {
+		return err
+	}
 	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodCloseStdin, ref)
 	return err
 }
 
 // Signal sends a signal to a process and everything it started.
 func (g *Guest) Signal(ctx context.Context, ref channel.ProcessRef, signal int) error {
+	done, err := g.boundary.inside(ctx, g.act("exec:signal"))
+	if err != nil {
+		return err
+	}
+	if err := g.signal(ctx, ref, signal); err != nil {
+		done(outcomeOf(err))
+		return err
+	}
+	return nil
+}
+
+func (g *Guest) signal(ctx context.Context, ref channel.ProcessRef, signal int) error {
 	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodSignal, channel.SignalRequest{ProcessRef: ref, Signal: signal})
 	return err
 }
 
 // Resize sets the size of a process's terminal.
 func (g *Guest) Resize(ctx context.Context, ref channel.ProcessRef, size channel.Size) error {
+	if err := g.boundary.ask(ctx, g.act("exec:resize")); err != nil {
+		return err
+	}
 	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodResize, channel.ResizeRequest{ProcessRef: ref, Size: size})
 	return err
 }
 
 // Processes lists the processes that were started through the API and run.
 func (g *Guest) Processes(ctx context.Context) ([]channel.ProcessInfo, error) {
+	if err := g.boundary.ask(ctx, g.act("exec:list")); err != nil {
+		return nil, err
+	}
 	return channel.CallAll[channel.ProcessInfo](ctx, g.mux, channel.MethodProcesses, channel.Empty{}, maxEntries)
 }
 
 // ReadFile opens a file; the caller reads and closes it. The entry's size is
 // what stat said and may differ from what is read (procfs says 0).
-func (g *Guest) ReadFile(ctx context.Context, req channel.ReadRequest) (channel.Entry, io.ReadCloser, error) {
+func (g *Guest) ReadFile(ctx context.Context, req channel.ReadRequest) (_ channel.Entry, _ io.ReadCloser, err error) {
+	done, err := g.boundary.inside(ctx, g.act("file:download").path(req.User, req.Path))
+	if err != nil {
+		return channel.Entry{}, nil, err
+	}
+	defer func() {
+		if err != nil {
+			done(outcomeOf(err))
+		}
+	}()
 	s, err := g.mux.Open(ctx, channel.MethodRead, req)
 	if err != nil {
 		return channel.Entry{}, nil, err
@@ -358,19 +433,41 @@ func (g *Guest) ReadFile(ctx context.Context, req channel.ReadRequest) (channel.
 		s.Close()
 		return channel.Entry{}, nil, err
 	}
-	return entry, fileReader{s.Reader(ctx, channel.TagData), s}, nil
+	return entry, &fileReader{r: s.Reader(ctx, channel.TagData), s: s, done: done}, nil
 }
 
 type fileReader struct {
-	io.Reader
-	s *channel.Stream
+	r    io.Reader
+	s    *channel.Stream
+	done ended
+	out  int64
 }
 
-func (f fileReader) Close() error { f.s.Close(); return nil }
+func (f *fileReader) Read(p []byte) (int, error) {
+	n, err := f.r.Read(p)
+	f.out += int64(n)
+	return n, err
+}
+
+func (f *fileReader) Close() error {
+	f.s.Close()
+	f.done(audit.Outcome{Status: "ok", Counts: map[string]int64{"bytesOut": f.out}})
+	return nil
+}
 
 // WriteFile replaces a file's contents with all of r. When r or the guest
 // fails, the file is as it was.
-func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Reader) (channel.Entry, error) {
+func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Reader) (_ channel.Entry, err error) {
+	done, err := g.boundary.inside(ctx, g.act("file:write").path(req.User, req.Path))
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	var in int64
+	defer func() {
+		o := outcomeOf(err)
+		o.Counts = map[string]int64{"bytesIn": in}
+		done(o)
+	}()
 	s, err := g.mux.Open(ctx, channel.MethodWrite, req)
 	if err != nil {
 		return channel.Entry{}, err
@@ -380,6 +477,7 @@ func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Re
 	buf := make([]byte, channel.MaxPayload)
 	for {
 		n, rerr := fill(buf, r) // a body comes in small pieces, and a packet costs much
+		in += int64(n)
 		if n > 0 {
 			if _, err := w.Write(buf[:n]); err != nil {
 				return channel.Entry{}, guestError(ctx, s, err)
@@ -410,34 +508,68 @@ func fill(buf []byte, r io.Reader) (n int, err error) {
 }
 
 // Stat describes a path.
-func (g *Guest) Stat(ctx context.Context, req channel.PathRequest) (channel.Entry, error) {
-	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodStat, req)
+func (g *Guest) Stat(ctx context.Context, req channel.PathRequest) (entry channel.Entry, err error) {
+	err = g.file(ctx, "file:stat", req, func() error {
+		entry, err = channel.Call[channel.Entry](ctx, g.mux, channel.MethodStat, req)
+		return err
+	})
+	return entry, err
 }
 
 // Mkdir makes a directory and its parents.
-func (g *Guest) Mkdir(ctx context.Context, req channel.PathRequest) (channel.Entry, error) {
-	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodMkdir, req)
+func (g *Guest) Mkdir(ctx context.Context, req channel.PathRequest) (entry channel.Entry, err error) {
+	err = g.file(ctx, "file:mkdir", req, func() error {
+		entry, err = channel.Call[channel.Entry](ctx, g.mux, channel.MethodMkdir, req)
+		return err
+	})
+	return entry, err
 }
 
 // Remove removes a path and all below it.
 func (g *Guest) Remove(ctx context.Context, req channel.PathRequest) error {
-	_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodRemove, req)
-	return err
+	return g.file(ctx, "file:remove", req, func() error {
+		_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodRemove, req)
+		return err
+	})
 }
 
 // Move renames a path.
 func (g *Guest) Move(ctx context.Context, req channel.MoveRequest) (channel.Entry, error) {
-	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodMove, req)
+	a := g.act("file:move").path(req.User, req.Source)
+	a.context = policy.Context{"to": absolute(req.User, req.Destination)}
+	a.private["context"] = a.context
+	done, err := g.boundary.inside(ctx, a)
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	entry, err := channel.Call[channel.Entry](ctx, g.mux, channel.MethodMove, req)
+	if err != nil {
+		done(outcomeOf(err))
+	}
+	return entry, err
 }
 
-// Compose makes one file of several.
-func (g *Guest) Compose(ctx context.Context, req channel.ComposeRequest) (channel.Entry, error) {
-	return channel.Call[channel.Entry](ctx, g.mux, channel.MethodCompose, req)
+// Compose makes one file of several, which go.
+func (g *Guest) Compose(ctx context.Context, req channel.ComposeRequest) (entry channel.Entry, err error) {
+	for _, source := range req.Sources {
+		if _, err := g.boundary.inside(ctx, g.act("file:remove").path(req.User, source)); err != nil {
+			return channel.Entry{}, err
+		}
+	}
+	err = g.file(ctx, "file:write", channel.PathRequest{User: req.User, Path: req.Destination}, func() error {
+		entry, err = channel.Call[channel.Entry](ctx, g.mux, channel.MethodCompose, req)
+		return err
+	})
+	return entry, err
 }
 
 // ListDir lists a directory.
-func (g *Guest) ListDir(ctx context.Context, req channel.ListDirRequest) ([]channel.Entry, error) {
-	return channel.CallAll[channel.Entry](ctx, g.mux, channel.MethodListDir, req, maxEntries)
+func (g *Guest) ListDir(ctx context.Context, req channel.ListDirRequest) (entries []channel.Entry, err error) {
+	err = g.file(ctx, "file:list", req.PathRequest, func() error {
+		entries, err = channel.CallAll[channel.Entry](ctx, g.mux, channel.MethodListDir, req, maxEntries)
+		return err
+	})
+	return entries, err
 }
 
 // Usage returns the guest's view of what the sandbox uses.

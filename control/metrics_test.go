@@ -10,6 +10,7 @@ import (
 	"airlock.dev/airlock/cluster"
 	"airlock.dev/airlock/image"
 	"airlock.dev/airlock/isolation/fake"
+	"airlock.dev/airlock/policy"
 )
 
 func TestHistory(t *testing.T) {
@@ -44,6 +45,7 @@ func TestSample(t *testing.T) {
 	plenty := Capacity{MemoryMB: 4000, DiskMB: 10000, Processes: 2000, Descriptors: 1000, Sandboxes: 5}
 	c, err := New(t.Context(), Config{
 		Store: cluster.NewMemory(), Driver: fake.New(fake.NewWorld()), Image: image.Image{RootFS: "/", Guest: "/guest"}, Host: plenty, Team: plenty, Log: slog.New(slog.DiscardHandler),
+		Boundary: Boundary{Policies: policy.Builtin, Trail: Unrecorded{}},
 	})
 	if err == nil {
 		err = c.Recover(t.Context())
@@ -52,7 +54,7 @@ func TestSample(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close(true)
-	p, other := airlock.Principal{Team: "alice"}, airlock.Principal{Team: "bob"}
+	p, other := airlock.Principal{Team: "alice", KeyID: "a"}, airlock.Principal{Team: "bob", KeyID: "b"}
 	sb, err := c.Create(t.Context(), p, CreateRequest{Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)

@@ -7,33 +7,50 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/channel"
+	"airlock.dev/airlock/policy"
 )
 
 // maxConns bounds the connections to the ports of one sandbox, so that some
 // of the channel's streams are always left for commands and files.
 const maxConns = 128
 
-// DialPort connects to a port on which a program in the sandbox listens. It
-// is the only way in: whoever decides about inbound connections, or records
-// them, does it here. The connection is reset by Close, unless both sides
-// have ended before, and by the end of the sandbox.
-func (g *Guest) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
-	conn, err := g.dialPort(ctx, port)
+// DialPort connects to a port on which a program in the sandbox listens, for
+// a caller: "public", "token", or who it is. It is the only way in. The
+// connection is reset by Close, unless both sides have ended before, and by
+// the end of the sandbox.
+func (g *Guest) DialPort(ctx context.Context, caller string, port uint16) (net.Conn, error) {
+	a := g.act("port:serve")
+	a.by, a.on, a.context = policy.Entity{Type: "Sandbox", ID: g.Sandbox.ID}, portEntity(port), policy.Context{"caller": caller}
 	fields := map[string]string{"port": strconv.Itoa(int(port))}
+	receipt, done, err := g.boundary.cross(ctx, a)
+	var conn *portConn
+	if err == nil {
+		if conn, err = g.dialPort(ctx, receipt, port); err != nil {
+			done(outcomeOf(err))
+		}
+	}
 	if err != nil {
 		fields["error"] = err.Error()
 		g.log.add("error", "connection refused", fields)
 		return nil, err
 	}
+	conn.ended = sync.OnceFunc(func() {
+		done(audit.Outcome{Status: "ok", Counts: map[string]int64{"bytesIn": conn.in.Load(), "bytesOut": conn.out.Load()}})
+	})
 	g.log.add("info", "connection opened", fields)
 	return conn, nil
 }
 
-func (g *Guest) dialPort(ctx context.Context, port uint16) (net.Conn, error) {
+func (g *Guest) dialPort(ctx context.Context, receipt audit.Receipt, port uint16) (*portConn, error) {
+	if err := receipt.Spend("port:serve", audit.Entity(portEntity(port))); err != nil {
+		return nil, err
+	}
 	if g.conns.Add(1) > maxConns {
 		g.conns.Add(-1)
 		return nil, &airlock.Error{Code: airlock.Exhausted, Message: "too many connections are open to this sandbox's ports", Hint: "close some", RetryAfter: 1}
@@ -60,6 +77,8 @@ type portConn struct {
 	port        uint16
 	read, write deadline
 	done        func()
+	ended       func() // tells the trail
+	in, out     atomic.Int64
 
 	mu   sync.Mutex // one reader at a time; guards rest
 	rest []byte
@@ -84,11 +103,13 @@ func (c *portConn) Read(p []byte) (int, error) {
 	}
 	n := copy(p, c.rest)
 	c.rest = c.rest[n:]
+	c.out.Add(int64(n))
 	return n, nil
 }
 
 func (c *portConn) Write(p []byte) (int, error) {
 	n, err := c.s.Writer(c.write.context(), channel.TagData).Write(p)
+	c.in.Add(int64(n))
 	return n, timedOut(err)
 }
 
@@ -107,6 +128,9 @@ func (c *portConn) CloseWrite() error { return c.s.CloseSend() }
 func (c *portConn) Close() error {
 	c.s.Close()
 	c.done()
+	if c.ended != nil {
+		c.ended()
+	}
 	return nil
 }
 

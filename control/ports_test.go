@@ -20,7 +20,7 @@ func (h *host) echo(id string) (*control.Guest, net.Conn) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	c, err := g.DialPort(h.t.Context(), 7)
+	c, err := g.DialPort(h.t.Context(), "public", 7)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestDialPort(t *testing.T) {
 		t.Errorf("%d bytes of %d, %v", len(got), len(text), err)
 	}
 	c.Close()
-	if _, err := g.DialPort(t.Context(), 8); code(err) != airlock.PortClosed {
+	if _, err := g.DialPort(t.Context(), "public", 8); code(err) != airlock.PortClosed {
 		t.Errorf("a closed port: %v", err)
 	}
 	logs, err := h.Logs(t.Context(), alice, sb.ID)
@@ -87,24 +87,24 @@ func TestPortsAreBounded(t *testing.T) {
 	g, c := h.echo(h.create(alice).ID)
 	conns := []net.Conn{c}
 	for len(conns) < 128 {
-		c, err := g.DialPort(t.Context(), 7)
+		c, err := g.DialPort(t.Context(), "public", 7)
 		if err != nil {
 			t.Fatal(len(conns), err)
 		}
 		conns = append(conns, c)
 	}
-	if _, err := g.DialPort(t.Context(), 7); code(err) != airlock.Exhausted {
+	if _, err := g.DialPort(t.Context(), "public", 7); code(err) != airlock.Exhausted {
 		t.Errorf("one more: %v", err)
 	}
 	conns[0].Close()
 	conns[0].Close() // counts once
-	c, err := g.DialPort(t.Context(), 7)
+	c, err := g.DialPort(t.Context(), "public", 7)
 	if err != nil {
 		t.Errorf("after a close: %v", err)
 	} else {
 		conns[0] = c
 	}
-	if _, err := g.DialPort(t.Context(), 7); code(err) != airlock.Exhausted {
+	if _, err := g.DialPort(t.Context(), "public", 7); code(err) != airlock.Exhausted {
 		t.Errorf("and one more: %v", err)
 	}
 	for _, c := range conns {

@@ -95,13 +95,17 @@ type queuedEvent struct {
 }
 
 // Watch begins to watch a directory. The caller closes it.
-func (g *Guest) Watch(ctx context.Context, user string, c channel.WatchCommand) (*Watch, error) {
-	return g.watches.add(ctx, user, c)
+func (g *Guest) Watch(ctx context.Context, user string, c channel.WatchCommand) (w *Watch, err error) {
+	err = g.file(ctx, "file:watch", channel.PathRequest{User: user, Path: c.Path}, func() error {
+		w, err = g.watches.add(ctx, user, c)
+		return err
+	})
+	return w, err
 }
 
 // WatchPolled begins a watch that is asked for its events by a name.
 func (g *Guest) WatchPolled(ctx context.Context, user string, c channel.WatchCommand) (id string, err error) {
-	w, err := g.watches.add(ctx, user, c)
+	w, err := g.Watch(ctx, user, c)
 	if err != nil {
 		return "", err
 	}

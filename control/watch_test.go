@@ -13,6 +13,7 @@ import (
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/channel"
+	"airlock.dev/airlock/policy"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,7 +49,7 @@ func watchGuest(t *testing.T, answer func(ctx context.Context, s *channel.Stream
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Guest{mux: mux, watches: newWatches(mux)}
+	g := &Guest{Sandbox: airlock.Sandbox{ID: "i1", Team: "alice"}, boundary: &Boundary{Policies: policy.Builtin, Trail: Unrecorded{}}, mux: mux, watches: newWatches(mux)}
 	t.Cleanup(func() {
 		mux.Close()
 		g.watches.wait() // nothing of it runs on

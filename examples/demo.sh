@@ -67,9 +67,27 @@ contained fork_bomb.py "at its limit of 64 processes the sandbox's own kernel ga
 say "5. A memory bomb"
 contained memory_bomb.py "at its limit of 256 MiB the largest process was ended, and the sandbox lived; a control group stands behind that" "137" --memory 256MiB --timeout 60s
 
+say "6. The trail of all that: what was decided, recorded and done, in a log that cannot be changed unnoticed"
+"$airlock" audit query 'type=sandbox.create,exec.start,exec.end,sandbox.end' --limit 12
+"$airlock" audit prove 0 >"$data/proof" # waits for a signed head
+"$airlock" audit keys >"$data/keys"
+"$airlock" audit verify --keys "$data/keys" "$AIRLOCK_DATA_DIR/audit"
+
+say "7. A copy of it in which one byte is changed"
+cp -r "$AIRLOCK_DATA_DIR/audit" "$data/copy"
+entries=$(find "$data/copy/log" -path '*/tile/entries/*' -type f | sort -V | tail -n 1)
+printf 'X' | dd of="$entries" bs=1 seek=200 conv=notrunc status=none
+if "$airlock" audit verify --keys "$data/keys" "$data/copy"; then
+  echo "→ NOT FOUND" >&2
+  exit 1
+fi
+echo "→ found, and its place named"
+
 say "Next"
 cat <<'END'
   bin/airlock doctor                                   what this machine offers
+  bin/airlock audit tail                               the trail as it grows
+  bin/airlock policy init policies                     policies to begin with
   bin/airlock serve                                    a server on 127.0.0.1:3000
   export E2B_API_KEY=$(bin/airlock key create)         a key for it
   export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000

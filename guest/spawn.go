@@ -54,10 +54,13 @@ func beforeFork()
 //go:linkname afterFork syscall.runtime_AfterFork
 func afterFork()
 
-// cloneArgs is the kernel's struct clone_args.
-type cloneArgs struct {
-	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
-}
+// cloneArgs is the kernel's struct clone_args, of which we set two fields.
+type cloneArgs [11]uint64
+
+const (
+	cloneFlags      = 0
+	cloneExitSignal = 4
+)
 
 // spawn starts a process. On failure a.step and the errno say why.
 func spawn(a *spawnArgs) (int, syscall.Errno) {
@@ -69,7 +72,7 @@ func spawn(a *spawnArgs) (int, syscall.Errno) {
 	lim := [3]unix.Rlimit{{Cur: a.nofile, Max: a.nofile}, {Cur: a.nproc, Max: a.nproc}, {Cur: a.mark, Max: a.mark}}
 	syscall.ForkLock.Lock()
 	a.step = stepFork
-	clone := cloneArgs{flags: unix.CLONE_VFORK | unix.CLONE_VM | unix.CLONE_CLEAR_SIGHAND, exitSignal: uint64(unix.SIGCHLD)}
+	clone := cloneArgs{cloneFlags: unix.CLONE_VFORK | unix.CLONE_VM | unix.CLONE_CLEAR_SIGHAND, cloneExitSignal: uint64(unix.SIGCHLD)}
 	pid, errno := spawnChild(a, &clone, groups, &lim)
 	afterFork()
 	syscall.ForkLock.Unlock()

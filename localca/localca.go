@@ -3,13 +3,14 @@
 // clients that were told to trust its certificate.
 //
 // Its certificate says itself that it is good for that domain and loopback
-// only, so that trusting it risks no other site. The authority's key stays in
-// the data directory; the server's own key is made anew at each start and is
-// never written. Start reading at Open.
+// only, so that trusting it risks no other site. The authority's key is in the
+// data directory and only sealed, by whoever keeps keys; the server's own key
+// is made anew at each start and is never written. Start reading at Open.
 package localca
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -46,36 +47,138 @@ type CA struct {
 	cert   *x509.Certificate
 	key    *ecdsa.PrivateKey
 	now    func() time.Time
+	keep   Sealer
 
 	mu   sync.Mutex
 	leaf *tls.Certificate
 }
 
+// Sealer encrypts the authority's key with one that is kept elsewhere.
+type Sealer interface {
+	// Seal encrypts plaintext under a name; ad is bound to it.
+	Seal(ctx context.Context, name string, plaintext, ad []byte) ([]byte, error)
+	// Unseal is its inverse, and fails for anything that it did not seal.
+	Unseal(ctx context.Context, name string, sealed, ad []byte) ([]byte, error)
+}
+
+// The names of the files and of the key that seals one of them. Earlier
+// versions had the key in clear.
+const (
+	certName  = "ca.pem"
+	keyName   = "ca-key.sealed"
+	clearName = "ca-key.pem"
+	halfFiles = ".new-"
+	sealName  = "tls"
+	sealedPEM = "AIRLOCK SEALED KEY"
+)
+
 // Open returns the authority for domain that dir has, or makes it there. One
 // for another domain, or one that is near its end, is replaced: then clients
-// have to be told again.
-func Open(dir, domain string) (*CA, error) { return open(dir, domain, time.Now) }
+// have to be told again. A key that an earlier version left in clear is sealed,
+// and its file overwritten and removed.
+func Open(ctx context.Context, dir, domain string, keep Sealer) (*CA, error) {
+	return open(ctx, dir, domain, keep, time.Now)
+}
 
-func open(dir, domain string, now func() time.Time) (*CA, error) {
+func open(ctx context.Context, dir, domain string, keep Sealer, now func() time.Time) (*CA, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of certificates: %w", err)
 	}
-	c := &CA{CertFile: filepath.Join(dir, "ca.pem"), domain: domain, now: now}
-	keyFile := filepath.Join(dir, "ca-key.pem")
-	err := c.load(keyFile)
+	c := &CA{CertFile: filepath.Join(dir, certName), domain: domain, now: now, keep: keep}
+	keyFile := filepath.Join(dir, keyName)
+	err := c.sealClear(ctx, dir)
+	if err != nil {
+		return nil, fmt.Errorf("seal the certificate authority's key in %s: %w", dir, err)
+	}
+	err = c.load(ctx, keyFile)
 	if err == nil && slices.Contains(c.cert.PermittedDNSDomains, domain) && c.cert.NotAfter.Sub(now()) > leafLife {
 		return c, nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, &airlock.Error{Code: airlock.Invalid, Field: "data-dir", Message: fmt.Sprintf("the certificate authority in %s cannot be read", dir), Hint: "remove the directory to make a new one; clients have to be told again", Err: err}
 	}
-	if err := c.make(keyFile); err != nil {
+	if err := c.make(ctx, keyFile); err != nil {
 		return nil, fmt.Errorf("make a certificate authority: %w", err)
 	}
 	return c, nil
 }
 
-func (c *CA) load(keyFile string) error {
+// sealClear seals a key that is in clear and ends its file. A crash at any
+// point leaves one of the two whole, and the next start goes on.
+func (c *CA) sealClear(ctx context.Context, dir string) error {
+	path := filepath.Join(dir, clearName)
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err == nil {
+		defer clear(text)
+		if _, err := os.Stat(filepath.Join(dir, keyName)); errors.Is(err, fs.ErrNotExist) {
+			key := block(text, "EC PRIVATE KEY")
+			if key == nil {
+				return errors.New("ca-key.pem is damaged: remove the directory to make a new authority; clients have to be told again")
+			}
+			defer clear(key)
+			if err := c.writeKey(ctx, filepath.Join(dir, keyName), key); err != nil {
+				return err
+			}
+		} else if err != nil {
+			return err
+		}
+		if err := shred(path); err != nil {
+			return err
+		}
+	}
+	// Halves of files, as a crash of an earlier version may have left them.
+	halves, err := filepath.Glob(filepath.Join(dir, halfFiles+"*"))
+	if err != nil {
+		return err
+	}
+	for _, half := range halves {
+		if err := shred(half); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shred overwrites a file and removes it.
+func shred(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		_, err = f.WriteAt(make([]byte, info.Size()), 0)
+	}
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// writeKey seals a key's DER. It is bound to what it is.
+func (c *CA) writeKey(ctx context.Context, path string, der []byte) error {
+	sealed, err := c.keep.Seal(ctx, sealName, der, []byte(keyName))
+	if err != nil {
+		return err
+	}
+	return write(path, sealedPEM, sealed, 0o600)
+}
+
+func (c *CA) load(ctx context.Context, keyFile string) error {
 	certPEM, err := os.ReadFile(c.CertFile)
 	if err != nil {
 		return err
@@ -84,8 +187,12 @@ func (c *CA) load(keyFile string) error {
 	if err != nil {
 		return err
 	}
-	cert, key := block(certPEM, "CERTIFICATE"), block(keyPEM, "EC PRIVATE KEY")
-	if c.cert, err = x509.ParseCertificate(cert); err != nil {
+	key, err := c.keep.Unseal(ctx, sealName, block(keyPEM, sealedPEM), []byte(keyName))
+	if err != nil {
+		return err
+	}
+	defer clear(key)
+	if c.cert, err = x509.ParseCertificate(block(certPEM, "CERTIFICATE")); err != nil {
 		return err
 	}
 	if c.key, err = x509.ParseECPrivateKey(key); err != nil {
@@ -111,7 +218,7 @@ func serial() *big.Int {
 	return new(big.Int).SetBytes(b[:])
 }
 
-func (c *CA) make(keyFile string) (err error) {
+func (c *CA) make(ctx context.Context, keyFile string) (err error) {
 	if c.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return err
 	}
@@ -145,7 +252,8 @@ func (c *CA) make(keyFile string) (err error) {
 	if err := os.Remove(c.CertFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := write(keyFile, "EC PRIVATE KEY", key, 0o600); err != nil {
+	defer clear(key)
+	if err := c.writeKey(ctx, keyFile, key); err != nil {
 		return err
 	}
 	return write(c.CertFile, "CERTIFICATE", der, 0o644)
@@ -157,7 +265,7 @@ func write(path, kind string, der []byte, mode fs.FileMode) error {
 	if err := pem.Encode(&text, &pem.Block{Type: kind, Bytes: der}); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-") // with mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), halfFiles) // with mode 0600
 	if err != nil {
 		return err
 	}
@@ -166,7 +274,10 @@ func write(path, kind string, der []byte, mode fs.FileMode) error {
 	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), path)
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
 }
 
 // GetCertificate returns the server's certificate, for tls.Config. It is good

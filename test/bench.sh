@@ -3,4 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 (cd test/e2b && npm ci --no-audit --no-fund --loglevel=error)
-exec go test -run '^$' -bench . ./test/bench
+go test -run '^$' -bench . ./test/bench
+exec go test -run '^$' -bench Decide -benchtime 50000x ./policy

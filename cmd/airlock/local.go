@@ -26,6 +26,7 @@ import (
 	"airlock.dev/airlock/image"
 	"airlock.dev/airlock/isolation/gvisor"
 	"airlock.dev/airlock/keeper"
+	"airlock.dev/airlock/policy"
 )
 
 // A run without a server has a control group and a lock file of its own:
@@ -113,7 +114,10 @@ func local(ctx context.Context, o cli.RunOptions) (_ cli.Runner, err error) {
 		return nil, err
 	}
 	log := slog.New(slog.DiscardHandler)
-	sandboxes, err := control.New(ctx, control.Config{Store: cluster.NewMemory(), Driver: driver, Image: img, Host: host, Team: host, Log: log})
+	sandboxes, err := control.New(ctx, control.Config{
+		Store: cluster.NewMemory(), Driver: driver, Image: img, Host: host, Team: host, Log: log,
+		Boundary: control.Boundary{Policies: policy.Builtin, Trail: control.Unrecorded{}},
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,7 @@ func main() {
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer cancel()
-	os.Exit(cli.Main(ctx, os.Args[1:], cli.Deps{Version: version, Serve: serve, EnterLocal: enterLocal}))
+	os.Exit(cli.Main(ctx, os.Args[1:], cli.Deps{Version: version, Serve: serve, EnterLocal: enterLocal, TokenHelper: tokenHelper()}))
 }
 
 // version is set by the linker for releases.

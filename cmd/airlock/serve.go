@@ -21,6 +21,7 @@ import (
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/api"
+	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/cli"
 	"airlock.dev/airlock/cluster"
 	"airlock.dev/airlock/control"
@@ -28,6 +29,7 @@ import (
 	"airlock.dev/airlock/isolation/gvisor"
 	"airlock.dev/airlock/keeper"
 	"airlock.dev/airlock/keys"
+	"airlock.dev/airlock/keystore"
 	"airlock.dev/airlock/localca"
 )
 
@@ -94,6 +96,16 @@ func guestBinary() (string, error) {
 	return p, nil
 }
 
+// tokenHelper is the program for root keys in PKCS#11 tokens, beside this one;
+// not every build has it, and whoever needs it is told.
+func tokenHelper() string {
+	exe, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(exe), "airlock-pkcs11")
+}
+
 // runscExe is the static binary for gVisor's re-executions when this one is
 // not: a race-built server is linked dynamically, which gVisor cannot use.
 func runscExe() string { return os.Getenv("AIRLOCK_RUNSC") }
@@ -110,6 +122,14 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 
 	if err := raiseDescriptorLimit(); err != nil {
 		return err
+	}
+	keep, err := keystore.Open(ctx, keystore.Config{Root: o.RootKey, DataDir: o.DataDir, KeysDir: o.KeysDir, TokenHelper: tokenHelper()})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, keep.Close()) }()
+	for _, problem := range keep.Problems() {
+		log.Warn("keys", "problem", problem)
 	}
 	store, err := cluster.OpenBolt(filepath.Join(o.DataDir, "state.db"))
 	if err != nil {
@@ -139,7 +159,30 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	sandboxes, err := control.New(ctx, control.Config{Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log})
+	trail, err := openTrail(ctx, o, keep, log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), trailClose)
+		defer cancel()
+		err = errors.Join(err, trail.Close(closing))
+	}()
+	policies, refused, err := control.OpenPolicies(o.Policies, filepath.Join(o.DataDir, "policies.last"), log)
+	if err != nil {
+		return err
+	}
+	if refused != nil {
+		log.Error("the directory of policies does not load; the last one that did stays in force", "err", refused)
+		e := audit.Event{Type: "policy.load", Actor: audit.Actor{Kind: "system"}, Outcome: audit.Outcome{Status: "error", Message: refused.Error()}}
+		if _, err := trail.Append(ctx, e); err != nil {
+			return err
+		}
+	}
+	sandboxes, err := control.New(ctx, control.Config{
+		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log,
+		Boundary: control.Boundary{Policies: policies.Current, Trail: trail},
+	})
 	if err != nil {
 		return err
 	}
@@ -152,7 +195,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		return err
 	}
 	domain := publicDomain(o.Domain, tcp.Addr())
-	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Domain: domain, Log: log, Version: version})
+	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Trail: trail, Policies: policies, Domain: domain, Log: log, Version: version})
 	local, err := listener(held, "listen/unix", "unix", socket)
 	if err != nil {
 		return err
@@ -168,7 +211,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	}
 	var ca *localca.CA
 	if scheme == "https" && o.TLSCert == "" {
-		if ca, err = localca.Open(filepath.Join(o.DataDir, "tls"), hostOf(o.Domain)); err != nil {
+		if ca, err = localca.Open(ctx, filepath.Join(o.DataDir, "tls"), hostOf(o.Domain), keep); err != nil {
 			return err
 		}
 		remote.TLSConfig = &tls.Config{GetCertificate: ca.GetCertificate}
@@ -215,6 +258,27 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		}
 	}
 	return group.Wait()
+}
+
+// trailClose is how long the last checkpoint may take to be signed; without
+// it the next server signs it.
+const trailClose = 10 * time.Second
+
+func openTrail(ctx context.Context, o cli.ServeOptions, keep *keystore.Keystore, log *slog.Logger) (*audit.Log, error) {
+	keys, err := keep.SigningKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cfg := audit.Config{
+		Dir: filepath.Join(o.DataDir, "audit"), Installation: keep.Installation(), Version: version, Sealer: keep, Keys: keys,
+		Period: o.AuditPeriod, Budget: o.AuditBudget, Retention: o.AuditRetention, AcceptDamage: o.AuditRepair, Log: log,
+	}
+	if o.Witnesses != "" {
+		if cfg.Witnesses, err = os.ReadFile(o.Witnesses); err != nil {
+			return nil, airlock.Invalidf("witnesses", "name a file that can be read", "the witness policy cannot be read").Because(err)
+		}
+	}
+	return audit.Open(ctx, cfg)
 }
 
 // publicDomain is what clients are told that hosts end in: with the port on
