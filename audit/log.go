@@ -152,6 +152,11 @@ func (l *Log) Owe(ctx context.Context, e Event) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.owe(e, now)
+}
+
+// owe is called with mu held. What is owed is paid within a second.
+func (l *Log) owe(e Event, now time.Time) {
 	if len(l.owed) >= owedMost {
 		l.lost++
 		return
@@ -257,7 +262,7 @@ func (l *Log) seal(ctx context.Context, id string, private []Private) ([]airlock
 // charge takes an event from its sandbox's budget. Ends are free, so that
 // what began can be told to have ended.
 func (l *Log) charge(ctx context.Context, e *Event) error {
-	if e.Sandbox == "" || e.Of != nil || e.Type == "sandbox.kill" || e.Type == "sandbox.end" {
+	if e.Sandbox == "" || e.Of != nil || e.Type == "sandbox.kill" || e.Type == "sandbox.end" || e.Type == "sandbox.budget" {
 		if e.Type == "sandbox.end" {
 			l.mu.Lock()
 			delete(l.spent, e.Sandbox)
@@ -269,7 +274,7 @@ func (l *Log) charge(ctx context.Context, e *Event) error {
 	defer l.mu.Unlock()
 	if _, known := l.spent[e.Sandbox]; !known && e.Type != "sandbox.create" {
 		l.mu.Unlock()
-		n, err := l.index.Count(ctx, index.Query{Match: []index.Match{{Field: "sandbox", Any: []string{e.Sandbox}}}})
+		n, err := l.index.Count(ctx, index.Query{Match: []index.Match{{Field: "sandbox", Any: []string{e.Sandbox}}, {Field: "of", Any: []string{""}}}})
 		l.mu.Lock()
 		if err != nil {
 			return notRecorded(fmt.Errorf("count the events of a sandbox: %w", err))
@@ -280,6 +285,10 @@ func (l *Log) charge(ctx context.Context, e *Event) error {
 		l.spent[e.Sandbox] = max(n, l.spent[e.Sandbox])
 	}
 	if l.spent[e.Sandbox] >= l.cfg.Budget {
+		if l.spent[e.Sandbox] == l.cfg.Budget { // what is refused from here on is told once
+			l.spent[e.Sandbox]++
+			defer l.owe(Event{Type: "sandbox.budget", Team: e.Team, Sandbox: e.Sandbox, Actor: system, Outcome: Outcome{Status: "denied", Message: "its acts are refused from now on"}}, l.cfg.Now())
+		}
 		return &airlock.Error{Code: airlock.Exhausted, Message: fmt.Sprintf("this sandbox has caused %d audit events, which is the most for one", l.cfg.Budget), Hint: "go on in a new sandbox, or ask the operator for more (airlock serve --audit-budget)"}
 	}
 	l.spent[e.Sandbox]++

@@ -282,7 +282,7 @@ func TestBudget(t *testing.T) {
 		}
 	}
 	seq := uint64(2)
-	for i, e := range []audit.Event{act, serve, act} {
+	for i, e := range []audit.Event{act, serve, act} { // what is refused is told once
 		e.Sandbox = "i1"
 		if _, err := tr.Append(t.Context(), e); airlock.CodeOf(err) != airlock.Exhausted || !strings.Contains(err.Error(), "5 audit events") {
 			t.Errorf("%d: %v", i, err)
@@ -292,6 +292,11 @@ func TestBudget(t *testing.T) {
 		if _, err := tr.Queue(t.Context(), e); err != nil {
 			t.Errorf("%s: %v", e.Type, err)
 		}
+	}
+	tr.close()
+	tr.open()
+	if got := tr.all("type=sandbox.budget status=denied"); len(got) != 1 {
+		t.Errorf("%v", got)
 	}
 }
 
