@@ -112,7 +112,7 @@ func (x *Index) Close() error {
 	default:
 		err = x.mark(context.Background(), "")
 	}
-	return errors.Join(err, x.shut())
+	return x.explain("close the audit index", errors.Join(err, x.shut()))
 }
 
 // shut closes what is open.
@@ -127,10 +127,7 @@ func (x *Index) shut() error {
 	if x.lock != nil {
 		errs = append(errs, x.lock.release())
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("close the audit index %s: %w", x.path, err)
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // load opens the files for writing. After an error the caller may call it again.
@@ -273,7 +270,7 @@ func (x *Index) mark(ctx context.Context, opened string) error {
 		_, err = x.writer.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
 	}
 	if err != nil {
-		return fmt.Errorf("mark the audit index as open or closed: %w", err)
+		return fmt.Errorf("mark it as open or closed: %w", err)
 	}
 	return nil
 }
@@ -310,11 +307,11 @@ func connect(path string, options url.Values, most int) (*sql.DB, error) {
 	options["_pragma"] = append(options["_pragma"], "trusted_schema(0)", "cell_size_check(1)")
 	absolute, err := filepath.Abs(path)
 	if err != nil {
-		return nil, fmt.Errorf("open the audit index %s: %w", path, err)
+		return nil, err
 	}
 	connector, err := sqlite.NewConnector((&url.URL{Scheme: "file", Path: absolute, RawQuery: options.Encode()}).String())
 	if err != nil {
-		return nil, fmt.Errorf("open the audit index %s: %w", path, err)
+		return nil, err
 	}
 	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(most)
@@ -330,19 +327,16 @@ func makeFile(path string) error {
 		return f.Close()
 	}
 	if !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("make the audit index: %w", err)
+		return fmt.Errorf("make it: %w", err)
 	}
 	info, err := os.Lstat(path)
 	if err != nil {
-		return fmt.Errorf("open the audit index: %w", err)
+		return err
 	}
 	if !info.Mode().IsRegular() {
 		return &airlock.Error{Code: airlock.Conflict, Message: fmt.Sprintf("the audit index %s is not a file", path), Hint: "move it away"}
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return fmt.Errorf("open the audit index: %w", err)
-	}
-	return nil
+	return os.Chmod(path, 0o600)
 }
 
 // moveAside keeps an unusable file for whoever wants to know what became of
@@ -355,7 +349,7 @@ func moveAside(path string) error {
 			err = os.Remove(aside + suffix) // of an older one
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("move the damaged audit index aside: %w", err)
+			return fmt.Errorf("move the damaged one aside: %w", err)
 		}
 	}
 	return nil
