@@ -299,7 +299,7 @@ func job(l *Log, from uint64) (acked, kept, given uint64) {
 		if last != nil && last.Wait(context.Background()) == nil {
 			acked = last.Seq() + 1
 		}
-		if round == 5 {
+		if round%10 == 5 {
 			kept = max(from, acked-min(acked, 3))
 			l.Trim(kept)
 		}
@@ -310,25 +310,49 @@ func job(l *Log, from uint64) (acked, kept, given uint64) {
 	return acked, kept, given
 }
 
-// TestPowerCut lets the power fail at every single call to the disk, with four
+// TestPowerCut lets the power fail at every single call to the disk, with six
 // ways in which what was not synced may have been written or not. Nothing that
-// was acknowledged is lost; then the log goes on.
+// was acknowledged is lost; then the log goes on. It does so for a new log and
+// for one that was closed before.
 func TestPowerCut(t *testing.T) {
+	t.Run("new", func(t *testing.T) { cutEverywhere(t, newSimDisk, 5) })
+	t.Run("closed before", func(t *testing.T) {
+		cutEverywhere(t, func() *simDisk {
+			d := newSimDisk()
+			l, _, err := openSim(d, small(5))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 10 {
+				mustAppend(t, l, "before")
+			}
+			waitDurable(t, l, 15)
+			waitAhead(l)
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			d.calls = 0
+			return d
+		}, 15)
+	})
+}
+
+func cutEverywhere(t *testing.T, disk func() *simDisk, next uint64) {
 	errDead := errors.New("no power")
 	for n := 1; ; n++ {
-		d := newSimDisk()
+		d := disk()
 		d.fail = func(call int, _ string) error {
 			if call >= n {
 				return errDead
 			}
 			return nil
 		}
-		var acked, kept, given uint64 = 5, 5, 5
+		acked, kept, given := next, next, next
 		l, _, err := openSim(d, small(5))
 		if err == nil {
-			acked, kept, given = job(l, 5)
+			acked, kept, given = job(l, next)
 		}
-		for seed := range uint64(4) {
+		for seed := range uint64(6) {
 			after := d.powerCut(rand.New(rand.NewPCG(seed, uint64(n))))
 			checkAfter(t, fmt.Sprintf("power cut at call %d, way %d", n, seed), after, acked, kept, given)
 		}

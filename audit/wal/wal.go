@@ -20,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -393,15 +392,16 @@ func (l *Log) run() {
 // nil when the log is closed and nothing is left, or what is left has no place.
 func (l *Log) take() (*batch, *segment) {
 	for {
-		// Who was woken by the last frame may have something for the next one.
-		runtime.Gosched()
 		l.mu.Lock()
 		if len(l.pending) > 0 {
 			b := l.pending[0]
 			b.taken = true
-			var old *segment
+			var old segment
 			if len(l.ready) > 0 && (l.active == nil || l.active.ordinal != b.ordinal) {
-				old, l.active, l.ready = l.active, l.ready[0], l.ready[1:]
+				if l.active != nil {
+					old.file, l.active.file = l.active.file, nil
+				}
+				l.active, l.ready = l.ready[0], l.ready[1:]
 				l.top = l.active.ordinal
 				wake(l.wakePreparer)
 			}
