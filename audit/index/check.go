@@ -51,11 +51,11 @@ func (r Report) OK() bool {
 	return r.Differ.Count+r.Absent.Count+r.Extra.Count == 0 && len(r.Damage) == 0
 }
 
-// Check compares the index, as it is at this moment and up to the event below,
-// which it leaves out, to the log. It
-// calls rows for the log's own rows: those from the first one at or behind
-// from on, without gaps, at most as many as most; none when the log ends. An
-// error is one of reading, and says nothing of the index.
+// Check compares the index, as it is at this moment, to the log, but for the
+// events from the number below on, which the index may know before the log is
+// read. It calls rows for the log's own rows: those from the first one at or
+// behind from on, without gaps, at most as many as most; none when the log
+// ends. An error is one of reading, and says nothing of the index.
 func (x *Index) Check(ctx context.Context, below uint64, rows func(ctx context.Context, from uint64, most int) ([]Row, error)) (Report, error) {
 	var report Report
 	err := x.use("check the audit index", func() error {

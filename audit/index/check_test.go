@@ -84,6 +84,12 @@ func TestCheckOfAnotherLog(t *testing.T) {
 	if report := check(t, x, longer[10:]); report.Extra.Count != 8 || report.Compared != 0 {
 		t.Errorf("a log that begins behind: %+v", report)
 	}
+	if report, err := x.Check(t.Context(), 5, log(events[:5])); err != nil || !report.OK() || report.Next != 5 || report.Compared != 5 {
+		t.Errorf("a log that is read to a place below the index's end: %+v, %v", report, err)
+	}
+	if report, err := x.Check(t.Context(), 0, log(nil)); err != nil || !report.OK() || report.Next != 0 || report.Compared != 0 {
+		t.Errorf("nothing of the log: %+v, %v", report, err)
+	}
 	unreadable := errors.New("cannot read")
 	for name, rows := range map[string]func(context.Context, uint64, int) ([]index.Row, error){
 		"it cannot be read": func(context.Context, uint64, int) ([]index.Row, error) { return nil, unreadable },

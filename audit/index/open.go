@@ -55,7 +55,8 @@ func (e errUnusable) Error() string { return string(e) }
 // The file is written so that a process that dies, or power that fails, costs
 // the last transactions at most. That stands on a disk that does as it says,
 // so Open reads the whole file for damage after a stop that was not in order,
-// if the machine was started anew since; a killed process alone cannot do any.
+// if the machine was started anew since, and after a call that met damage. A
+// killed process alone does none.
 func Open(ctx context.Context, path string) (*Index, error) {
 	held, err := acquire(path + ".lock")
 	if err != nil {
