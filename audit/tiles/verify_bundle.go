@@ -97,7 +97,7 @@ func (s *shardCheck) place(name string) bool {
 		level, at.index, part, err = layout.ParseTileLevelIndexPartial(m[1], m[2])
 		at.level = int(level)
 	}
-	if err != nil {
+	if err != nil || at.index >= sizeMost/width { // no shard is so long
 		return false
 	}
 	if at.level < 0 {

@@ -516,12 +516,19 @@ func TestVerifyImmenseNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, dir, "2026-Q4/tile/entries/x999/x999/x999/999", nil)
+	if err := os.MkdirAll(filepath.Join(dir, "2026-Q4/tile/entries/x999/x999/x999/x999/x999"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "2026-Q4/tile/entries/x999/x999/x999/x999/x999/999", nil) // behind any shard's end
 	r, err := Verify(t.Context(), dir, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.OK() {
-		t.Error("it is good")
+	if r.OK() || r.Shards[1].Unsigned > sizeMost {
+		t.Errorf("OK %v, %d unsigned", r.OK(), r.Shards[1].Unsigned)
+	}
+	if !slices.Contains(shorts(r.Notes), "stray 2026-Q4/tile/entries/x999/x999/x999/x999/x999/999 0+0") {
+		t.Errorf("notes %q", shorts(r.Notes))
 	}
 }
 
