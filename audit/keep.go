@@ -196,13 +196,16 @@ func (l *Log) drop(ctx context.Context, by Actor, shard string) error {
 	case !s.Closed:
 		return airlock.Errorf(airlock.Conflict, "the shard %s is being written: it can be dropped when it is closed", shard)
 	}
-	if _, err := l.Append(ctx, Event{Type: "retention.drop", Actor: by, Log: &LogPart{Shard: s.ID, First: &s.First, Size: &s.Size, Root: s.Root[:]}}); err != nil {
-		return err
+	// What says that older ones were dropped may be in this one: it is said again.
+	for _, gone := range append(shards[:at:at], s) {
+		if _, err := l.Append(ctx, Event{Type: "retention.drop", Actor: by, Log: &LogPart{Shard: gone.ID, First: &gone.First, Size: &gone.Size, Root: gone.Root[:]}}); err != nil {
+			return err
+		}
 	}
 	if err := l.trees.Drop(ctx, shard); err != nil {
 		return fmt.Errorf("drop the shard %s: %w", shard, err)
 	}
-	return nil
+	return l.fitIndex(ctx)
 }
 
 // dropOld drops the shards that were closed longer ago than the retention.

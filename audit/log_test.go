@@ -383,10 +383,27 @@ func TestRotation(t *testing.T) {
 	if got := tr.all("type=retention.drop"); len(got) != 1 {
 		t.Errorf("%v", got)
 	}
+	// The part that says so goes too; a later one says both.
+	if err := tr.Rotate(ctx, by); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range shards[1:] {
+		if err := tr.Drop(ctx, by, s.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
 	tr.close()
 	tr.open() // and all of that is so for the next server
-	if got := tr.Shards(); len(got) != 3 || !got[0].Dropped {
+	got := tr.Shards()
+	if len(got) != 4 || !got[0].Dropped || !got[2].Dropped || got[3].Dropped {
 		t.Errorf("%+v", got)
+	}
+	if _, err := tr.Prove(ctx, got[3].First); err != nil {
+		t.Error(err)
+	}
+	r, err := audit.Verify(ctx, tr.cfg.Dir, audit.VerifyOptions{VKeys: []string{tr.Shards()[3].VKey}})
+	if err != nil || !r.OK {
+		t.Errorf("%+v %v", r, err)
 	}
 }
 

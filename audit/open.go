@@ -177,13 +177,20 @@ func (l *Log) oldest() uint64 {
 	return l.trees.Next()
 }
 
-// fitIndex makes the index begin anew where it does not fit the trees.
+// fitIndex makes the index begin anew where it does not fit the trees: when it
+// knows more than they have, or events that were dropped.
 func (l *Log) fitIndex(ctx context.Context) error {
-	first := l.oldest()
-	if next := l.index.Next(); next >= first && next <= l.trees.Next() {
-		return nil
+	oldest := l.oldest()
+	if next := l.index.Next(); next >= oldest && next <= l.trees.Next() {
+		known, err := l.index.Find(ctx, index.Query{}, index.Page{Limit: 1})
+		if err == nil && (len(known) == 0 && next == oldest || len(known) == 1 && known[0] == oldest) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("look up the oldest event: %w", err)
+		}
 	}
-	if err := l.index.Reset(ctx, first); err != nil {
+	if err := l.index.Reset(ctx, oldest); err != nil {
 		return fmt.Errorf("begin the index anew: %w", err)
 	}
 	return nil
