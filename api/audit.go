@@ -88,8 +88,15 @@ func number(query url.Values, name string) (*uint64, error) {
 	return &n, nil
 }
 
-// catchUp is how long a query waits for events that came just before.
-const catchUp = 5 * time.Second
+// catchUpMost is how long a query waits for events that came just before.
+const catchUpMost = 5 * time.Second
+
+// catchUp lets who did something find it, unless the index is far behind.
+func (s *server) catchUp(r *request) {
+	ctx, cancel := context.WithTimeout(r.Context(), catchUpMost)
+	defer cancel()
+	s.Trail.CatchUp(ctx)
+}
 
 func (s *server) auditEvents(w http.ResponseWriter, r *request) error {
 	q, err := s.auditQuery(r)
@@ -104,10 +111,7 @@ func (s *server) auditEvents(w http.ResponseWriter, r *request) error {
 	if page.After, err = number(query, "nextToken"); err != nil {
 		return err
 	}
-	// Who did something finds it, unless the index is far behind.
-	soon, cancel := context.WithTimeout(r.Context(), catchUp)
-	s.Trail.CatchUp(soon)
-	cancel()
+	s.catchUp(r)
 	found, err := s.Trail.Find(r.Context(), q, page)
 	if err != nil {
 		return err
@@ -142,6 +146,9 @@ func (s *server) event(r *request) (json.RawMessage, uint64, error) {
 	if err != nil {
 		return nil, 0, airlock.Invalidf("seq", "give the number of an event", "%.40q is no number of an event", r.PathValue("seq"))
 	}
+	if seq >= s.Trail.Status().Indexed {
+		s.catchUp(r)
+	}
 	event, err := s.Trail.Event(r.Context(), seq)
 	if err != nil {
 		return nil, 0, err
@@ -164,7 +171,11 @@ func (s *server) auditEvent(w http.ResponseWriter, r *request) error {
 	reply := map[string]any{"event": event}
 	if r.URL.Query().Get("details") == "true" {
 		// To read what is personal is an act of its own.
-		if _, err := s.Trail.Append(r.Context(), audit.Event{Type: "audit.details", Team: r.caller.Team, Actor: actorOf(r.caller), Of: &seq, Call: asked(r, "audit:details", "Event", r.PathValue("seq"))}); err != nil {
+		e := audit.Event{Type: "audit.details", Team: r.caller.Team, Actor: actorOf(r.caller), Call: asked(r, "audit:details", "Event", r.PathValue("seq"))}
+		if seq > 0 { // no event is of the one that opens the log
+			e.Of = &seq
+		}
+		if _, err := s.Trail.Append(r.Context(), e); err != nil {
 			return err
 		}
 		if reply["details"], err = s.Trail.Details(r.Context(), event); err != nil {

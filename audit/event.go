@@ -271,9 +271,7 @@ func (c *clipper) wire(e *Event) wire {
 		d := e.Decision
 		d.Effect, d.Reason, d.Set = c.name(d.Effect), c.string(d.Reason), c.name(d.Set)
 		d.Policies, d.Errors = c.strings(d.Policies), c.strings(d.Errors)
-		if len(d.Obligations) > c.entries {
-			d.Obligations, c.clipped = d.Obligations[:c.entries], true
-		}
+		d.Obligations = c.obligations(d.Obligations)
 		w.Decision = &d
 	}
 	if e.Outcome.Status != "" {
@@ -313,6 +311,18 @@ func (c *clipper) strings(all []string) []string {
 			break
 		}
 		out = append(out, c.string(s))
+	}
+	return out
+}
+
+func (c *clipper) obligations(all []Obligation) []Obligation {
+	var out []Obligation
+	for i, o := range all {
+		if i == c.entries {
+			c.clipped = true
+			break
+		}
+		out = append(out, Obligation{Kind: c.name(o.Kind), Value: c.string(o.Value), Limit: o.Limit})
 	}
 	return out
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -17,11 +16,6 @@ import (
 	"airlock.dev/airlock/audit/wal"
 	"crypto/ed25519"
 )
-
-func isWAL(err error) bool {
-	var d *wal.Damage
-	return errors.As(err, &d)
-}
 
 // integrate brings durable events into the trees and the index, in order.
 func (l *Log) integrate(ctx context.Context) {
@@ -179,6 +173,9 @@ func (l *Log) settle(ctx context.Context) {
 // pay writes what could not be written when it happened.
 func (l *Log) pay(ctx context.Context) {
 	for {
+		if waiting, _ := l.wal.Pending(); waiting > queueMost {
+			return
+		}
 		l.mu.Lock()
 		if len(l.owed) == 0 {
 			lost := l.lost

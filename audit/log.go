@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -60,10 +61,11 @@ type Config struct {
 const DefaultBudget = 200_000
 
 const (
-	// queueMost is how many events may be queued and not yet durable: that is
-	// how many an unclean stop may take. More wait until others are durable.
+	// queueMost is how many events may be queued and not yet durable. More wait
+	// until others are durable.
 	queueMost = 4096
-	// owedMost is how many ends of things are remembered while the log fails.
+	// owedMost is how many ends of things are remembered while the log fails or
+	// is behind. With those queued, that is what an unclean stop may take.
 	owedMost   = 4096
 	groupMost  = 1024
 	retryEvery = time.Second
@@ -77,6 +79,10 @@ const (
 // queueable are the types that Queue takes: what a sandbox's own life causes.
 // Everything else is a crossing, or about the log, and waits.
 var queueable = []string{"sandbox.*", "exec.*", "file.*", "port.end"}
+
+// losable are the types that an unclean stop may take: those, and what else
+// nobody waits for.
+var losable = append(slices.Clone(queueable), "key.end", "subject.erased", "log.gap")
 
 // Log is the trail of one server. Its methods may be called at once.
 type Log struct {
@@ -138,12 +144,13 @@ func (l *Log) Queue(ctx context.Context, e Event) (uint64, error) {
 }
 
 // Owe records the end of something, which cannot be refused: while the log
-// fails it is remembered, and if there is too much to remember the log will
+// fails or is behind it is remembered, and if there is too much to remember the log will
 // say how much it was.
 func (l *Log) Owe(ctx context.Context, e Event) {
 	now := l.cfg.Now()
+	waiting, _ := l.wal.Pending()
 	l.mu.Lock()
-	behind := len(l.owed) > 0 || l.lost > 0
+	behind := len(l.owed) > 0 || l.lost > 0 || waiting > queueMost
 	l.mu.Unlock()
 	if !behind {
 		if _, err := l.add(ctx, &e, now); err == nil {
@@ -175,7 +182,7 @@ func mayQueue(typ string) bool {
 
 // notRecorded is what clients see of a log that does not work.
 func notRecorded(err error) error {
-	if code := airlock.CodeOf(err); code == airlock.Canceled || code == airlock.Deadline || code == airlock.Exhausted && !isWAL(err) {
+	if code := airlock.CodeOf(err); code == airlock.Canceled || code == airlock.Deadline {
 		return err
 	}
 	return &airlock.Error{Code: airlock.Unavailable, Message: "refused: the audit log cannot take it", Hint: "the operator finds the reason with: airlock audit status", RetryAfter: 1, Err: err}

@@ -213,7 +213,7 @@ func TestUncleanStop(t *testing.T) {
 	tr.open()
 	boot := tr.all("type=log.boot")[1]
 	missing := boot["log"].(map[string]any)["missing"].(map[string]any)
-	if fmt.Sprint(missing["most"], missing["types"]) != "4096 [sandbox.* exec.* file.* port.end]" {
+	if fmt.Sprint(missing["most"], missing["types"]) != "8192 [sandbox.* exec.* file.* port.end key.end subject.erased log.gap]" {
 		t.Errorf("%v", boot)
 	}
 	if got, want := types(tr.all("")), "0 log.open, 1 log.boot, 2 port.serve, 3 log.boot"; got != want {
@@ -236,8 +236,14 @@ func TestHostileEvent(t *testing.T) {
 			return m
 		}()}},
 		"long detail": {Type: "exec.start", Private: []audit.Private{{Subject: "team:a", Detail: big}}},
-		"odd words":   {Type: "exec.start", Source: "nobody", Outcome: audit.Outcome{Status: "strange"}, Decision: audit.Decision{Effect: "perhaps"}},
-		"it lies":     {Type: "exec.start", Sandbox: `","type":"log.open","x":"`, Call: audit.Call{Action: "x", Context: map[string]any{"a": 1, "type": "log.open", "z": 2}}},
+		"conditions": {Type: "exec.start", Decision: audit.Decision{Effect: "permit", Obligations: func() (all []audit.Obligation) {
+			for range 100 {
+				all = append(all, audit.Obligation{Kind: "mask", Value: strings.Repeat("\x03", 40_000)})
+			}
+			return all
+		}()}},
+		"odd words": {Type: "exec.start", Source: "nobody", Outcome: audit.Outcome{Status: "strange"}, Decision: audit.Decision{Effect: "perhaps"}},
+		"it lies":   {Type: "exec.start", Sandbox: `","type":"log.open","x":"`, Call: audit.Call{Action: "x", Context: map[string]any{"a": 1, "type": "log.open", "z": 2}}},
 	} {
 		seq, err := tr.Queue(t.Context(), e)
 		if err != nil {

@@ -234,7 +234,7 @@ func (l *Log) boot(ctx context.Context, clean bool, damage *Damage) error {
 	now := l.cfg.Now()
 	part := &LogPart{Clean: &clean, Installation: l.cfg.Installation}
 	if !clean {
-		part.Missing = &Missing{After: l.last.UTC().Format(timeForm), Most: queueMost, Types: queueable}
+		part.Missing = &Missing{After: l.last.UTC().Format(timeForm), Most: queueMost + owedMost, Types: losable}
 	}
 	e := Event{Type: "log.boot", Actor: system, Log: part, Outcome: Outcome{Status: "ok", Message: "airlock " + l.cfg.Version}}
 	if damage != nil {

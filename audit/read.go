@@ -205,7 +205,7 @@ func (l *Log) Status() Status {
 		Installation: l.cfg.Installation, Shard: l.shard, Epoch: l.epoch, Durable: l.durable(), Integrated: l.trees.Next(),
 		Published: published, Indexed: l.index.Next(), Pending: pending, Owed: len(l.owed) + l.lost, Time: l.cfg.Now().UTC(),
 	}
-	if err := errors.Join(l.failure, l.trees.Err()); err != nil {
+	if err := errors.Join(l.wal.Err(), l.failure, l.trees.Err()); err != nil {
 		s.Problem = string(printable([]byte(err.Error())))
 	}
 	return s

@@ -75,6 +75,10 @@ func Verify(ctx context.Context, dir string, opts VerifyOptions) (Report, error)
 
 func verifyTrees(ctx context.Context, dir string, opts VerifyOptions) (Report, error) {
 	trees, err := tiles.Verify(ctx, logDir(dir), tiles.VerifyOptions{VKeys: opts.VKeys, Heads: opts.Heads, FollowKeys: true})
+	if err == nil && len(trees.Shards) == 0 && trees.OK() { // no trail is without its first event
+		trees.Problems = append(trees.Problems, tiles.Problem{Kind: tiles.Absent, File: ".", Text: "there is no part of a log"})
+		trees.Count++
+	}
 	return Report{Report: trees, OK: trees.OK()}, err
 }
 

@@ -147,13 +147,13 @@ func TestVerifiers(t *testing.T) {
 			i += bytes.Index(b[i:], []byte(`"type":"file`))
 			copy(b[i:], `"type":"exec`)
 			write(t, path, b)
-		}, false, `"seq":77,`, first + " entry 77: "},
-		{"a tile", edit(first+"/tile/0/000", 32*5, "\x00\x01\x02"), false, "tile/0/000", "entry 5: it does not match its hash in tile/0/000"},
+		}, false, `"seq":77,`, first + "/tile/entries/000 event 77: "},
+		{"a tile", edit(first+"/tile/0/000", 32*5, "\x00\x01\x02"), false, "tile/0/000", "tile/0/000: hash 5 "},
 		{"a tile above", func(t *testing.T, dir string) {
 			edit(first+"/tile/1/000.p/1", 0, "\x00\x01")(t, dir)
 		}, false, "tile/1/000.p/1", first + "/tile/1/000.p/1"},
-		{"a checkpoint", edit(second+"/checkpoint", len("airlock/01234567890123456789/"+second+"\n"), "9"), false, second + "/checkpoint", second + "/checkpoint: its signature does not hold"},
-		{"a bundle cut short", edit(first+"/tile/entries/000", -10, ""), false, "tile/entries/000", first + "/tile/entries/000: an entry is cut off"},
+		{"a checkpoint", edit(second+"/checkpoint", len("airlock/01234567890123456789/"+second+"\n"), "9"), false, second + "/checkpoint", second + "/checkpoint: it is not signed by "},
+		{"a bundle cut short", edit(first+"/tile/entries/000", -10, ""), false, "tile/entries/000", first + "/tile/entries/000: it breaks off"},
 		{"a missing bundle", func(t *testing.T, dir string) {
 			remove(t, filepath.Join(dir, "log", first, "tile", "entries", "000"))
 		}, false, "absent", "absent: "},

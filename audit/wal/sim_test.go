@@ -529,6 +529,9 @@ func TestFailedWrite(t *testing.T) {
 			if _, err := appendRecord(l); airlock.CodeOf(err) != tc.code {
 				t.Fatalf("Append while the disk fails: %v", err)
 			}
+			if err := l.Err(); airlock.CodeOf(err) != tc.code {
+				t.Fatalf("Err while the disk fails: %v", err)
+			}
 			if records, _ := l.Pending(); records != 1 {
 				t.Fatalf("%d records are pending, not 1", records)
 			}
@@ -541,6 +544,9 @@ func TestFailedWrite(t *testing.T) {
 			waitDurable(t, l, 1)
 			if err := ticket.Wait(t.Context()); err != nil {
 				t.Fatalf("Wait after the disk works again: %v", err)
+			}
+			if err := l.Err(); err != nil {
+				t.Fatalf("Err after the disk works again: %v", err)
 			}
 			if got := mustAppend(t, l, "after").Seq(); got != 1 {
 				t.Fatalf("the next record has number %d, not 1", got)

@@ -623,6 +623,17 @@ func (l *Log) Pending() (records, bytes int) {
 	return int(l.next - l.durable), l.bytes
 }
 
+// Err says why the log takes no records now, or will not when the file at hand
+// is full. It is nil when all is well.
+func (l *Log) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := cmp.Or(l.failed, l.unprepared); err != nil {
+		return unusable(l.cfg.Dir, err)
+	}
+	return nil
+}
+
 // Trim removes the segments of which all records have a number below before.
 // The last record that is durable always stays.
 func (l *Log) Trim(before uint64) error {

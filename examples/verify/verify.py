@@ -5,236 +5,345 @@ usage: verify.py [--head FILE]... LOG_DIR VKEY...
 
 LOG_DIR  the directory with one tlog-tiles log for each period (".../audit/log")
 VKEY     the key of the first period, from "airlock audit keys", kept by you; and of
-         a period whose predecessor was dropped, which cannot vouch for it any more
+         the first one behind those that retention dropped, which can't vouch for it
 --head   a checkpoint that you kept or that a witness gives you: the log must
-         still contain it (this is what finds a log that was put back)
+         still contain it (nothing else finds a log that was put back as a whole)
 
-Each later period's key is vouched for by the last entry of the one before.
-Prints a line for each problem and exits with 1; exits with 0 if there is none.
-It needs Python 3.9 and the package "cryptography" (for Ed25519 only).
-Formats: docs/AUDIT.md; c2sp.org/tlog-tiles, c2sp.org/signed-note; RFC 6962.
+Each later period's key is vouched for by the last event of the one before.
+Prints a line for each problem, and "note:" for what is worth knowing. Exits with 0 if
+nothing is wrong, 1 if something is, 2 if it was called wrongly. It needs Python 3.9 and
+the package "cryptography" (for Ed25519 only). The format is in docs/AUDIT.md.
 """
-import argparse, base64, hashlib, json, os, re, sys
+import argparse, base64, hashlib, json, os, re, stat, sys
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-problems = []
+SHARD = re.compile(r"([0-9]{4})-(?:Q([1-4])|(0[1-9]|1[0-2])(?:-(0[1-9]|[12][0-9]|3[01]))?)(?:\.([2-9]|[1-9][0-9]{1,5}))?")
+problems = 0
 
 
-def problem(kind, where, what):
-    problems.append((kind, where, what))
+class Bad(Exception):
+    """A kind of problem and what it is."""
+
+
+def say(kind, where, what):
     print(f"{kind}: {where}: {what}".encode("unicode_escape").decode())
 
 
-def read(path):
-    """The bytes of a file; None, with a problem, if it is absent or unreadable."""
+def problem(kind, where, what):
+    global problems
+    say(kind, where, what)
+    if (problems := problems + 1) >= 1000:
+        print("FAILED: 1000 problems, and perhaps more")
+        sys.exit(1)
+
+
+def read(name, most):
+    """The bytes of a regular file below the log's directory, never through a symbolic link."""
+    path = os.path.join(base, *name.split("/"))
     try:
-        if os.path.islink(path):
-            raise OSError("it is a symbolic link")
-        with open(path, "rb") as f:
-            return f.read(32 << 20)
-    except FileNotFoundError:
-        problem("absent", path, "the file is not there")
+        if os.path.realpath(path) != path or not stat.S_ISREG(os.lstat(path).st_mode):
+            raise Bad("altered", "it is a symbolic link, or behind one, or no file")
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as f:
+            data = f.read(most + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Bad("absent", "the file is not there")
     except OSError as e:
-        problem("unreadable", path, str(e))
+        raise Bad("unreadable", e.strerror)
+    if len(data) > most:
+        raise Bad("altered", "it is larger than such a file can be")
+    return data
 
 
-def leaf(data):
-    return hashlib.sha256(b"\0" + data).digest()
+def path_of(shard, level, n, width):
+    """Where a tile, or a bundle of entries, is that has width of 256."""
+    path = f"{n % 1000:03d}"
+    while n >= 1000:
+        n //= 1000
+        path = f"x{n % 1000:03d}/{path}"
+    return f"{shard}/tile/{level}/{path}" + (f".p/{width}" if width < 256 else "")
 
 
-def node(left, right):
-    return hashlib.sha256(b"\1" + left + right).digest()
+def row(shard, level, n, width):
+    """The name of a tile or bundle, and as many of its hashes or entries as can be read.
+    A part may have been replaced by the whole, when the row had grown."""
+    name, items = path_of(shard, level, n, width), []
+    try:
+        most = 256 * 65537 if level == "entries" else 8192
+        try:
+            data, count = read(name, most), width
+        except Bad as e:
+            whole = path_of(shard, level, n, 256)
+            if e.args[0] != "absent" or not os.path.lexists(os.path.join(base, whole)):
+                raise
+            name, data, count = whole, read(whole, most), 256
+        at = 0
+        while at < len(data):
+            begin, size = (at + 2, int.from_bytes(data[at:at + 2], "big")) if level == "entries" else (at, 32)
+            at = begin + size
+            if at > len(data):
+                raise Bad("altered", f"it breaks off behind {len(items)} whole entries")
+            items.append(data[begin:at])
+        if len(items) != count:
+            raise Bad("altered", f"it has {len(items)} entries instead of {count}")
+    except Bad as e:
+        problem(e.args[0], name, e.args[1])
+        items = items if level == "entries" else []
+    return name, items[:width]
+
+
+def leaf(entry):
+    return hashlib.sha256(b"\0" + entry).digest()
 
 
 def root(hashes):
-    """RFC 6962 section 2.1, without recursion: perfect subtrees on a stack."""
+    """RFC 6962, section 2.1, from hashes of subtrees of one size; only the last may be smaller."""
+    if None in hashes:
+        return None
     stack = []
     for n, h in enumerate(hashes, 1):
         while n % 2 == 0:
-            h, n = node(stack.pop(), h), n // 2
+            h, n = hashlib.sha256(b"\1" + stack.pop() + h).digest(), n // 2
         stack.append(h)
-    if not stack:
-        return hashlib.sha256(b"").digest()
-    h = stack.pop()
+    h = stack.pop() if stack else hashlib.sha256(b"").digest()
     while stack:
-        h = node(stack.pop(), h)
+        h = hashlib.sha256(b"\1" + stack.pop() + h).digest()
     return h
 
 
 class Key:
     def __init__(self, vkey):
-        self.name, self.hash, key = vkey.split("+", 2)
-        key = base64.b64decode(key)
-        if key[0] != 1 or hashlib.sha256(self.name.encode() + b"\n" + key).hexdigest()[:8] != self.hash:
-            raise ValueError(f"{vkey!r} is not an Ed25519 verification key")
+        self.text, (self.name, self.id, key) = vkey, vkey.split("+", 2)
+        key = base64.b64decode(key, validate=True)
+        if len(key) != 33 or key[0] != 1 or hashlib.sha256(self.name.encode() + b"\n" + key).hexdigest()[:8] != self.id:
+            raise ValueError("not an Ed25519 key of a log")
         self.public = Ed25519PublicKey.from_public_bytes(key[1:])
 
-    def open(self, note):
-        """The text of a signed note that this key signed, or an exception."""
-        text, signatures = note.decode().rsplit("\n\n", 1)
-        text += "\n"
-        for line in signatures.splitlines():
-            _, name, sig = line.split(" ")
-            sig = base64.b64decode(sig)
-            if name == self.name and sig[:4].hex() == self.hash:
-                self.public.verify(sig[4:], text.encode())
-                return text
-        raise ValueError("it has no signature of the key " + self.name)
+    def signed(self, note):
+        text, signatures = note.rsplit("\n\n", 1)
+        for line in signatures.split("\n"):
+            try:
+                dash, name, sig = line.split(" ")
+                sig = base64.b64decode(sig, validate=True)
+                if (dash, name, sig[:4].hex()) == ("\u2014", self.name, self.id):
+                    self.public.verify(sig[4:], text.encode() + b"\n")
+                    return True
+            except (ValueError, InvalidSignature):
+                pass  # another line may be good
+        return False
 
 
-def checkpoint(text):
-    origin, size, digest = text.split("\n")[:3]
-    return origin, int(size), base64.b64decode(digest)
+def checkpoint(note):
+    """Origin, size and root of a checkpoint, whose signature is still to be checked."""
+    m = re.match(r"([^\n]+)\n(0|[1-9][0-9]{0,14})\n([A-Za-z0-9+/]{43}=)\n\n\u2014 ", note)
+    if not m:
+        raise ValueError("not a checkpoint")
+    return m[1], int(m[2]), base64.b64decode(m[3])
 
 
-def tile_path(level, n, width):
-    path = f"{n % 1000:03d}"
-    while n >= 1000:
-        n //= 1000
-        path = f"x{n % 1000:03d}/{path}"
-    return f"tile/{level}/{path}" + (f".p/{width}" if width < 256 else "")
-
-
-def entries_of(data):
-    at = 0
-    while at < len(data):
-        size = int.from_bytes(data[at:at + 2], "big")
-        if at + 2 + size > len(data):
-            raise ValueError("an entry is cut off")
-        yield data[at + 2:at + 2 + size]
-        at += 2 + size
-
-
-def verify_shard(directory, shard, key, heads):
-    """Returns what the next shard has to agree with, or None if that is unknown."""
-    base = os.path.join(directory, shard)
-    note = read(os.path.join(base, "checkpoint"))
-    if note is None:
-        return None
+def event(entry):
+    """Type and field "log" of an event that is about the log."""
     try:
-        origin, size, want = checkpoint(key.open(note))
-    except (InvalidSignature, ValueError, IndexError) as e:
-        return problem("altered", f"{shard}/checkpoint", f"its signature does not hold: {e or 'wrong'}")
-    if origin != key.name:
-        problem("altered", f"{shard}/checkpoint", f"it is of {origin}, not of {key.name}")
-    here = [checkpoint(h) for h in heads if checkpoint(h)[0] == origin]
-    if not os.path.isdir(os.path.join(base, "tile")) and size > 0:
-        return {"dropped": shard, "size": size, "root": want}
+        e = json.loads(entry)
+        return str(e["type"]), dict(e["log"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "another", {}
 
-    hashes, first, last, drops = [], None, b"", []
+
+def contents(shard, first, size, want, kept):
+    """Hashes a shard's entries and compares all its files. Returns its first number and, as
+    far as they are what was signed, its first and last event and drops by index, and the
+    roots of the sizes in kept."""
+    said, hashes, events, roots, level = {}, [], {}, {}, 1
+    while size >> 8 * level:  # said: what the tiles above the lowest say
+        count = size >> 8 * level
+        said[level] = []
+        for n in range((count + 255) // 256):
+            width = min(256, count - n * 256)
+            said[level] += row(shard, level, n, width)[1] or [None] * width
+        level += 1
     for n in range((size + 255) // 256):
         width = min(256, size - n * 256)
-        at = tile_path("entries", n, width)
-        bundle, level0 = read(os.path.join(base, at)), read(os.path.join(base, tile_path(0, n, width)))
-        try:
-            entries = list(entries_of(bundle or b""))
-        except ValueError as e:
-            problem("altered", f"{shard}/{at}", str(e))
-            entries = []
-        if bundle is not None and len(entries) != width:
-            problem("altered", f"{shard}/{at}", f"it has {len(entries)} entries and should have {width}")
-        for i, entry in enumerate(entries):
-            index = n * 256 + i
-            h = leaf(entry)
-            hashes.append(h)
-            if level0 is not None and level0[i * 32:i * 32 + 32] != h:
-                problem("altered", f"{shard} entry {index}", "it does not match its hash in " + tile_path(0, n, width))
-            number = re.match(rb'\{"v":1,"seq":(0|[1-9][0-9]*),', entry)
-            if not number:
-                problem("altered", f"{shard} entry {index}", "it does not begin as an event")
-                continue
-            if first is None:
-                first = int(number[1]) - index
-            if int(number[1]) != first + index:
-                problem("out_of_order", f"{shard} entry {index}", f"it has the number {int(number[1])}, not {first + index}")
-            if b'"type":"retention.drop"' in entry:
-                drops.append(json.loads(entry)["log"])
-            last = entry
-        hashes += [b"\0" * 32] * (width - len(entries))
+        name, entries = row(shard, "entries", n, width)
+        tile, below = row(shard, 0, n, width)
+        leaves = [leaf(e) for e in entries]
+        ours, theirs = root(leaves) if len(leaves) == width else None, root(below) if below else None
+
+        def fits(h):  # with what is above
+            return h is not None and (said[1][n] == h if width == 256 else root(hashes + [h]) == want)
+        best = ours if ours and (fits(ours) or not fits(theirs)) else theirs
+        good = leaves if ours and best == ours else below
+        if below and best != theirs:
+            differ = next(i for i in range(width) if leaves[i] != below[i])
+            problem("altered", tile, f"hash {differ} is not that of the event below it")
+        number = re.match(rb'\{"v":1,"seq":(0|[1-9][0-9]{0,18}),', entries[0]) if entries else None
+        if n == 0 and number and good and leaves[0] == good[0]:
+            first = int(number[1])  # whether that is right, the links say
+        for i, entry in enumerate(entries[:len(good)], n * 256):
+            if leaves[i % 256] != good[i % 256]:
+                problem("altered", f"{name} event {first + i}", f"its hash is not the one in {tile}")
+            elif not entry.startswith(b'{"v":1,"seq":%d,' % (first + i)):
+                problem("out_of_order", f"{name} event {first + i}", "it does not begin with this number")
+            elif i in (0, size - 1) or b'"type":"retention.drop"' in entry:
+                events[i] = event(entry)
+        roots.update({k: root(hashes + [root(good[:k - n * 256])]) for k in kept if good and n * 256 < k <= n * 256 + width})
+        hashes.append(best if best or width < 256 else said[1][n])
+    full = size // 256
+    if full and root(hashes) != want and root(said[1] + hashes[full:]) == want:
+        bad = [n for n in range(full) if hashes[n] != said[1][n]]
+        for n in bad:
+            problem("altered", path_of(shard, "entries", n, 256), f"of the events from {first + n * 256} on some are not those that were signed; {path_of(shard, 0, n, 256)} was altered, too")
+        hashes[:full], roots, events = said[1], {}, {i: e for i, e in events.items() if i // 256 not in bad}
     if root(hashes) != want:
-        problem("altered", shard, f"its {size} entries do not hash to the root that was signed")
-    # The tiles above the leaves, which proofs are made of.
-    level, below = 1, hashes
-    while len(below) >= 256:
-        below = [root(below[i:i + 256]) for i in range(0, len(below) // 256 * 256, 256)]
-        for n in range((len(below) + 255) // 256):
-            part = below[n * 256:n * 256 + 256]
-            at = tile_path(level, n, len(part))
-            data = read(os.path.join(base, at))
-            if data is not None and data != b"".join(part):
-                problem("altered", f"{shard}/{at}", "it does not match the entries")
-        level += 1
-    for _, kept, digest in here:
-        if kept > size:
-            problem("rolled_back", shard, f"it has {size} entries and the head that was kept has {kept}")
-        elif root(hashes[:kept]) != digest:
-            problem("rolled_back", shard, f"its first {kept} entries are others than those of the head that was kept")
-    out = {"shard": shard, "first": first, "size": size, "root": want, "drops": drops, "origin": origin}
-    if size:
-        try:
-            out["open"] = json.loads(next(entries_of(open(os.path.join(base, tile_path("entries", 0, min(256, size))), "rb").read())))
-            out["last"] = json.loads(last)
-        except (OSError, ValueError, StopIteration):
-            pass  # told above
-    return out
+        problem("altered", f"{shard}/checkpoint", f"the {size} events do not hash to the root that it signs")
+        return first, {}, {}
+    for level, above in said.items():
+        for i, (h, s) in enumerate(zip(hashes, above)):
+            if s and h != s:
+                problem("altered", path_of(shard, level, i // 256, min(256, len(above) - i // 256 * 256)), f"hash {i % 256} is not that of what is below it")
+        hashes = [root(hashes[i:i + 256]) for i in range(0, len(above), 256)]
+    return first, events, roots
+
+
+def unsigned(shard, size):
+    """How many entries lie behind the checkpoint."""
+    end, n = size, size // 256
+    while os.path.isfile(path := os.path.join(base, path_of(shard, "entries", n, 256))):
+        n, end = n + 1, n * 256 + 256
+    if os.path.isdir(path + ".p"):
+        end = max([end] + [n * 256 + int(w) for w in os.listdir(path + ".p") if re.fullmatch("[1-9][0-9]{0,2}", w)])
+    return end - size
+
+
+def summary(s):
+    return s["shard"], s["first"], s["size"], base64.b64encode(s["root"]).decode()
+
+
+def verify(shard, before, named, given, heads):
+    """Checks one shard. Returns what the others have to agree with."""
+    at = f"{shard}/checkpoint"
+    this = {"shard": shard, "first": before["first"] + (before["size"] or 0) if before else 0, "size": None,
+            "installation": None, "key": None, "last": ("", {}), "dropped": False, "drops": []}
+    try:
+        note = read(at, 65536).decode()
+        origin, size, want = checkpoint(note)
+        name = re.fullmatch("airlock/([a-z2-7]{20})/" + re.escape(shard), origin)
+        if not name or before and before["installation"] not in (None, name[1]):
+            raise Bad("altered", f"it is the checkpoint of {origin}")
+        key = given.get(origin, named)
+        this.update(installation=name[1], dropped=size > 0 and not os.path.lexists(os.path.join(base, shard, "tile")))
+        if key and named and key.text != named.text:
+            raise Bad("altered", f"the last event of the period before names another key, {named.text}")
+        if key and not key.signed(note):
+            raise Bad("altered", f"it is not signed by {key.text}")
+    except Bad as e:
+        return problem(e.args[0], at, e.args[1]) or this
+    except ValueError:
+        return problem("altered", at, "it is not a checkpoint") or this
+    if not key and not this["dropped"]:
+        problem("unsigned", at, "nothing vouches for its key: give it")
+    this.update(size=size, root=want, key=key)
+    kept, roots = {}, {}
+    for text in heads.get(origin, []) if key else ():
+        if not key.signed(text):
+            problem("unsigned", at, "a head that was kept is not signed by the key and says nothing")
+        else:
+            kept[checkpoint(text)[1]] = checkpoint(text)[2]
+    if not this["dropped"]:
+        this["first"], events, roots = contents(shard, this["first"], size, want, kept)
+        if 0 in events:
+            opened(this, before, *events[0])
+        if key:
+            this["drops"] = [(this["first"] + i, log) for i, (kind, log) in events.items() if kind == "retention.drop"]
+            this["last"] = events.get(size - 1, ("", {}))
+        if behind := unsigned(shard, size):
+            say("note", at, f"{behind} events are behind it and not signed yet")
+    for k, digest in kept.items():
+        here = want if k == size else root([]) if k == 0 else roots.get(k)
+        if k > size:
+            problem("rolled_back", at, f"a head of {k} events was kept and it signs {size}")
+        elif here is None and this["dropped"]:
+            say("note", at, f"a head of {k} events that was kept can't be compared")
+        elif here != digest:
+            problem("forked", at, f"its first {k} events are not those of a head that was kept")
+    return this
+
+
+def opened(this, before, kind, log):
+    """Compares a shard's first event with the shard and the one before."""
+    at, said = f"{this['shard']} event {this['first']}", log.get("previous")
+    if kind != "log.open" or log.get("shard") != this["shard"] or log.get("first") != this["first"]:
+        problem("altered", at, "it does not open this part of the log")
+    elif this["key"] and log.get("vkey") != this["key"].text:
+        problem("altered", at, f"it names another key, {log.get('vkey')}")
+    elif not isinstance(said, dict):
+        if before or this["first"]:
+            problem("absent", at, "it names no part before it")
+    elif not before or said.get("shard") != before["shard"]:
+        problem("absent", said.get("shard"), f"{at} says that this part came before it")
+    elif before["size"] is not None and tuple(map(said.get, ("shard", "first", "size", "root"))) != summary(before):
+        size = said.get("size")
+        problem("rolled_back" if isinstance(size, int) and before["size"] < size else "forked", f"{before['shard']}/checkpoint",
+                f"it signs {before['size']} events, and {at} says that the part had {size} and the root {said.get('root')}")
 
 
 def order(shard):
-    period, _, number = shard.partition(".")
-    return period, int(number or 1)
+    """The day its period begins, the longer period first, and its number."""
+    year, quarter, month, day, number = SHARD.fullmatch(shard).groups()
+    return year, int(month or int(quarter) * 3 - 2), int(day or 1), 0 if quarter else 2 if day else 1, int(number or 1)
 
 
 def main():
+    global base
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--head", action="append", default=[], metavar="FILE")
     args.add_argument("log_dir")
     args.add_argument("vkey", nargs="+")
-    args = args.parse_args()
-    given = {key.name.rsplit("/", 1)[-1]: key for key in map(Key, args.vkey)}
-    heads, key = [open(h).read() for h in args.head], None
-    shards = sorted((d for d in os.listdir(args.log_dir) if re.fullmatch(r"[0-9][-0-9Q]*(\.[0-9]+)?", d)), key=order)
+    opts, heads, done, named = args.parse_args(), {}, [], None
+    try:
+        given = {k.name: k for k in map(Key, opts.vkey)}
+        for file in opts.head:
+            with open(file, encoding="utf-8", newline="") as f:
+                text = f.read(65536)
+            heads.setdefault(checkpoint(text)[0], []).append(text)
+        base = os.path.realpath(opts.log_dir)
+        names = sorted(os.listdir(base))
+    except (OSError, ValueError) as e:
+        args.error(f"{e}: give a directory, keys as NAME+ID+KEY, and whole checkpoints")
+    shards = sorted((d for d in names if SHARD.fullmatch(d)), key=order)
+    for name in names:
+        if name not in shards and name != "lock":
+            say("note", name, "it does not belong to the log")
+    if shards and not any(os.path.lexists(os.path.join(base, shards[-1], f)) for f in ("checkpoint", "tile")):
+        say("note", shards.pop(), "it was begun and has nothing in it")
     if not shards:
-        problem("absent", args.log_dir, "there is no log")
-    previous, dropped, drops, total, seen = None, [], [], 0, set()
-    for i, shard in enumerate(shards):
-        key = given.get(shard, key)
-        result = verify_shard(args.log_dir, shard, key, heads) if key else problem("altered", shard, "no key vouches for it")
-        if result is None:
-            previous = key = None
-            continue
-        seen.add(key.name)
-        if "dropped" in result:
-            dropped.append(result)
-        else:
-            total += result["size"]
-            drops += result["drops"]
-            said = result.get("open", {}).get("log", {}).get("previous")
-            if previous and said and (said["size"] != previous["size"] or base64.b64decode(said["root"]) != previous["root"]):
-                problem("altered", shard, f"it was begun after {said['size']} entries of the period before, which now has {previous['size']} or others")
-            if previous and not said and result["size"]:
-                problem("altered", shard, "it does not name the period before")
-            if not previous and said and i == 0:
-                problem("absent", said["shard"], "this period comes before the first that is here")
-        closed = result.get("last", {})
-        previous = result
-        if i + 1 < len(shards):
-            vouched = closed.get("log", {}).get("nextVkey") if closed.get("type") == "log.close" else None
-            key = Key(vouched) if vouched else None
-            if not vouched and "dropped" not in result:
-                problem("altered", shard, "it is not the last one and does not end with log.close")
-        elif closed.get("type") == "log.close":
-            problem("absent", closed["log"]["next"], "the period after the last one that is here")
-    for d in dropped:
-        if not any(x["shard"] == d["dropped"] and x["size"] == d["size"] and base64.b64decode(x["root"]) == d["root"] for x in drops):
-            problem("absent", d["dropped"], "its entries are gone and no later event says that retention dropped them")
-    for origin, size, _ in map(checkpoint, heads):
-        if origin not in seen:
-            problem("absent", origin, f"a head of it with {size} entries was kept, and there is no such log")
+        problem("absent", opts.log_dir, "there is no log")
+    for shard, following in zip(shards, shards[1:] + [None]):
+        this = verify(shard, done[-1] if done else None, named, given, heads)
+        done.append(this)
+        (kind, log), named = this["last"], None
+        if kind == "log.close" and log.get("next") != following:
+            problem("absent", log.get("next"), f"the last event of {shard} says that this part comes next")
+        elif kind == "log.close":
+            try:
+                named = Key(str(log.get("nextVkey")))
+            except ValueError:
+                problem("altered", shard, "its last event names no key for the next part")
+        elif following and (kind or this["size"] == 0):
+            problem("altered", shard, f"its last event does not close it, and {following} follows")
+    drops = [(seq, tuple(map(log.get, ("shard", "first", "size", "root")))) for s in done for seq, log in s["drops"]]
+    for s in done:
+        if s["dropped"] and s["size"] and not any(seq >= s["first"] + s["size"] and drop == summary(s) for seq, drop in drops):
+            problem("absent", f"{s['shard']}/tile", "the events are gone and no event says that retention dropped them so")
+    there = {f"airlock/{s['installation']}/{s['shard']}" for s in done}
+    for origin in sorted(heads.keys() - there):
+        problem("rolled_back", origin, "a head of it was kept, and it is not here")
+    for origin in sorted(given.keys() - there):
+        say("note", origin, "a key of it was given, and it is not here")
     if problems:
-        print(f"FAILED: {len(problems)} problems")
+        print(f"FAILED: {problems} problems")
         return 1
-    print(f"OK: {total} events in {len(shards)} logs; the newest head is {previous['origin']} {previous['size']} {base64.b64encode(previous['root']).decode()}")
+    print(f"OK: {sum(s['size'] for s in done if not s['dropped'])} events in {len(done)} parts; the newest has {done[-1]['size']} and the root {summary(done[-1])[3]}")
     return 0
 
 
