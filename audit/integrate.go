@@ -155,7 +155,7 @@ func (l *Log) settle(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		l.pay(ctx)
+		l.pay(ctx, queueMost)
 		if l.cfg.Period.over(l.Shard(), l.cfg.Now()) {
 			if err := l.Rotate(ctx, system); err != nil && ctx.Err() == nil {
 				l.cfg.Log.Error("the audit log's new period cannot begin", "err", err)
@@ -170,10 +170,11 @@ func (l *Log) settle(ctx context.Context) {
 	}
 }
 
-// pay writes what could not be written when it happened.
-func (l *Log) pay(ctx context.Context) {
+// pay writes what could not be written when it happened, as long as no more
+// than most events wait for the disk.
+func (l *Log) pay(ctx context.Context, most int) {
 	for {
-		if waiting, _ := l.wal.Pending(); waiting > queueMost {
+		if waiting, _ := l.wal.Pending(); waiting > most {
 			return
 		}
 		l.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -301,7 +302,7 @@ func (l *Log) durable() uint64 {
 func (l *Log) Close(ctx context.Context) error {
 	l.stop()
 	l.wg.Wait()
-	l.pay(ctx)
+	l.pay(ctx, math.MaxInt)
 	for l.trees.Next() < l.durable() && ctx.Err() == nil {
 		if err := l.group(ctx); err != nil {
 			l.cfg.Log.Warn("the audit log's trees are completed at the next start", "err", err)
