@@ -90,6 +90,8 @@ type Mux struct {
 	last    uint32
 	err     error // set once the session is over
 
+	in *buffer // what is read into, by the one goroutine that reads
+
 	done     chan struct{} // closed when the session is over
 	handlers sync.WaitGroup
 }
@@ -101,7 +103,7 @@ type readDeadliner interface{ SetReadDeadline(time.Time) error }
 // guest still had to say to the host before, and returns when the guest has
 // answered or ctx ends. The caller owns conn until Dial returns without error.
 func Dial(ctx context.Context, conn io.ReadWriteCloser, epoch uint64) (*Mux, error) {
-	m := &Mux{conn: conn, streams: map[uint32]*Stream{}, done: make(chan struct{})}
+	m := &Mux{conn: conn, streams: map[uint32]*Stream{}, done: make(chan struct{}), in: buffers.Get().(*buffer)}
 	var payload [8]byte
 	binary.BigEndian.PutUint64(payload[:], epoch)
 	stop := func() bool { return true }
@@ -113,9 +115,8 @@ func Dial(ctx context.Context, conn io.ReadWriteCloser, epoch uint64) (*Mux, err
 		stop()
 		return nil, fmt.Errorf("send epoch: %w", err)
 	}
-	buf := make([]byte, MaxPacket+1)
 	for {
-		f, err := readFrame(conn, buf)
+		f, err := readFrame(conn, m.in[:])
 		if err != nil {
 			stop()
 			if ctx.Err() != nil {
@@ -130,7 +131,7 @@ func Dial(ctx context.Context, conn io.ReadWriteCloser, epoch uint64) (*Mux, err
 	if !stop() { // ctx ended in the very moment of the answer
 		return nil, ctx.Err()
 	}
-	go m.read(buf)
+	go m.read()
 	return m, nil
 }
 
@@ -138,8 +139,8 @@ func Dial(ctx context.Context, conn io.ReadWriteCloser, epoch uint64) (*Mux, err
 // why. Every stream is served by handle in a goroutine of its own; a new
 // epoch cancels them all.
 func Serve(conn io.ReadWriteCloser, handle Handler) error {
-	m := &Mux{conn: conn, serve: handle, streams: map[uint32]*Stream{}, done: make(chan struct{})}
-	m.read(make([]byte, MaxPacket+1))
+	m := &Mux{conn: conn, serve: handle, streams: map[uint32]*Stream{}, done: make(chan struct{}), in: buffers.Get().(*buffer)}
+	m.read()
 	m.handlers.Wait()
 	return m.err
 }
@@ -182,16 +183,28 @@ func parseFrame(b []byte) (frame, error) {
 	return f, nil
 }
 
-var packets = sync.Pool{New: func() any { b := make([]byte, 0, MaxPacket); return &b }}
+// buffer has room for a whole packet, and a byte more so that one that is too
+// long shows.
+type buffer [MaxPacket + 1]byte
+
+// buffers are used again: to allocate one for each would keep the garbage
+// collector busier than all else while files are transferred.
+var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 // write sends one packet. s, if given, must still be live: after a reset or a
 // newer epoch nothing of an old stream is written.
 func (m *Mux) write(s *Stream, k kind, flags uint8, tag byte, stream uint32, payload []byte) error {
-	buf := packets.Get().(*[]byte)
-	defer packets.Put(buf)
-	p := append((*buf)[:0], byte(k), flags, tag, 0)
-	p = binary.BigEndian.AppendUint32(p, stream)
-	p = append(p, payload...)
+	p := buffers.Get().(*buffer)
+	defer buffers.Put(p)
+	copy(p[headerSize:], payload)
+	return m.send(s, p, k, flags, tag, stream, len(payload))
+}
+
+// send is write with n bytes of payload that are in p already.
+func (m *Mux) send(s *Stream, buf *buffer, k kind, flags uint8, tag byte, stream uint32, n int) error {
+	p := buf[:headerSize+n]
+	p[0], p[1], p[2], p[3] = byte(k), flags, tag, 0
+	binary.BigEndian.PutUint32(p[4:], stream)
 	m.writeMu.Lock()
 	defer m.writeMu.Unlock()
 	if s != nil {
@@ -225,9 +238,9 @@ func (m *Mux) fail(err error) {
 	}
 }
 
-func (m *Mux) read(buf []byte) {
+func (m *Mux) read() {
 	for {
-		f, err := readFrame(m.conn, buf)
+		f, err := readFrame(m.conn, m.in[:])
 		if err == nil {
 			err = m.take(f)
 		}
@@ -375,6 +388,15 @@ type message struct {
 	tag  byte
 	body []byte
 	cost int
+	in   *buffer // what body is a part of; nil if its memory is its own
+}
+
+// free lets the memory of the message be used again.
+func (msg *message) free() {
+	if msg.in != nil {
+		buffers.Put(msg.in)
+	}
+	*msg = message{}
 }
 
 // Stream is one call in progress: messages both ways, each with a tag, each
@@ -461,14 +483,21 @@ func (s *Stream) received(f frame) error {
 		s.partial = append(s.partial, f.payload...)
 		s.partialCost += cost
 		if f.flags&flagMore == 0 {
-			s.queue = append(s.queue, message{f.tag, s.partial, s.partialCost})
+			s.queue = append(s.queue, message{tag: f.tag, body: s.partial, cost: s.partialCost})
 			s.partial, s.partialCost = nil, 0
 			s.wake()
 		}
 		s.mu.Unlock()
 		return nil
 	}
-	s.queue = append(s.queue, message{f.tag, append([]byte(nil), f.payload...), cost})
+	msg := message{tag: f.tag, cost: cost}
+	if len(f.payload) == MaxPayload { // a smaller one would hold memory that its cost does not cover
+		msg.body, msg.in = f.payload, s.m.in
+		s.m.in = buffers.Get().(*buffer)
+	} else {
+		msg.body = append([]byte(nil), f.payload...)
+	}
+	s.queue = append(s.queue, msg)
 	s.wake()
 	s.mu.Unlock()
 	return nil
@@ -482,7 +511,7 @@ func (s *Stream) giveBack(cost int) {
 	s.inflight -= cost
 	s.owed += cost
 	give := 0
-	if s.owed >= window/4 {
+	if s.owed >= window/2 {
 		give, s.owed = s.owed, 0
 	}
 	s.mu.Unlock()
@@ -530,6 +559,22 @@ func (s *Stream) Send(ctx context.Context, tag byte, body []byte) error {
 	}
 }
 
+// SendFrom sends one message of what read has put into its buffer, which has
+// MaxPayload bytes: Send without a copy. n is what read returned; of 0 bytes no
+// message is made.
+func (s *Stream) SendFrom(ctx context.Context, tag byte, read func([]byte) int) (n int, err error) {
+	p := buffers.Get().(*buffer)
+	defer buffers.Put(p)
+	n = read(p[headerSize:MaxPacket])
+	if n == 0 {
+		return 0, nil
+	}
+	if err := s.spend(ctx, n+frameCost); err != nil {
+		return n, err
+	}
+	return n, s.m.send(s, p, kindData, 0, tag, s.id, n)
+}
+
 func (s *Stream) spend(ctx context.Context, cost int) error {
 	for {
 		s.mu.Lock()
@@ -560,6 +605,22 @@ func (s *Stream) spend(ctx context.Context, cost int) error {
 // the peer's error after a reset. Messages that came before the end are
 // returned first; so are those before a reset.
 func (s *Stream) Recv(ctx context.Context) (tag byte, body []byte, err error) {
+	msg, err := s.recv(ctx)
+	return msg.tag, msg.body, err
+}
+
+// RecvInto is Recv that hands the message to use, for the time of the call
+// only: its memory is used again. An error of use is returned.
+func (s *Stream) RecvInto(ctx context.Context, use func(tag byte, body []byte) error) error {
+	msg, err := s.recv(ctx)
+	if err != nil {
+		return err
+	}
+	defer msg.free()
+	return use(msg.tag, msg.body)
+}
+
+func (s *Stream) recv(ctx context.Context) (message, error) {
 	for {
 		s.mu.Lock()
 		if len(s.queue) > 0 {
@@ -568,22 +629,22 @@ func (s *Stream) Recv(ctx context.Context) (tag byte, body []byte, err error) {
 			s.queue = s.queue[1:]
 			s.mu.Unlock()
 			s.giveBack(msg.cost)
-			return msg.tag, msg.body, nil
+			return msg, nil
 		}
 		if s.peerEnded {
 			s.mu.Unlock()
-			return 0, nil, io.EOF
+			return message{}, io.EOF
 		}
 		if s.err != nil {
 			s.mu.Unlock()
-			return 0, nil, s.err
+			return message{}, s.err
 		}
 		changed := s.changed
 		s.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return 0, nil, ctx.Err()
+			return message{}, ctx.Err()
 		}
 	}
 }

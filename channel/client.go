@@ -121,21 +121,24 @@ type streamReader struct {
 	ctx  context.Context
 	s    *Stream
 	tag  byte
-	rest []byte
+	msg  message
+	rest []byte // of msg
 }
 
 func (r *streamReader) Read(p []byte) (int, error) {
 	for len(r.rest) == 0 {
-		tag, body, err := r.s.Recv(r.ctx)
+		msg, err := r.s.recv(r.ctx)
 		if err != nil {
 			return 0, err
 		}
-		if tag != r.tag {
+		if msg.tag != r.tag {
 			return 0, badReply("stream", errors.New("unexpected tag"))
 		}
-		r.rest = body
+		r.msg, r.rest = msg, msg.body
 	}
 	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
+	if r.rest = r.rest[n:]; len(r.rest) == 0 {
+		r.msg.free()
+	}
 	return n, nil
 }

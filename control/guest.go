@@ -473,15 +473,15 @@ func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Re
 		return channel.Entry{}, err
 	}
 	defer s.Close()
-	w := s.Writer(ctx, channel.TagData)
-	buf := make([]byte, channel.MaxPayload)
 	for {
-		n, rerr := fill(buf, r) // a body comes in small pieces, and a packet costs much
+		var rerr error
+		n, err := s.SendFrom(ctx, channel.TagData, func(buf []byte) (n int) {
+			n, rerr = fill(buf, r) // a body comes in small pieces, and a packet costs much
+			return n
+		})
 		in += int64(n)
-		if n > 0 {
-			if _, err := w.Write(buf[:n]); err != nil {
-				return channel.Entry{}, guestError(ctx, s, err)
-			}
+		if err != nil {
+			return channel.Entry{}, guestError(ctx, s, err)
 		}
 		if rerr == io.EOF {
 			break
