@@ -420,6 +420,9 @@ type Stream struct {
 	err         error
 }
 
+// ID tells the stream from all others of the session; it is the same on both sides.
+func (s *Stream) ID() uint32 { return s.id }
+
 func newStream(m *Mux, id uint32) *Stream {
 	ctx, end := context.WithCancelCause(context.Background())
 	return &Stream{m: m, id: id, ctx: ctx, end: end, changed: make(chan struct{}), credit: window}

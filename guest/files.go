@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"io/fs"
@@ -22,17 +23,20 @@ import (
 type files struct {
 	user     account // only home is used
 	accounts accounts
+	passing  int // the socket for descriptors, see pass.go
 }
 
 // ServeFiles is the main loop of a file helper: it serves file calls on conn
-// with the rights of this process until conn ends. Relative paths begin at
-// home; names of owners come from the files in etc.
-func ServeFiles(conn io.ReadWriteCloser, home, etc string) error {
+// with the rights of this process until conn ends, and passes the descriptors
+// of large files on the socket passing. Relative paths begin at home; names of
+// owners come from the files in etc.
+func ServeFiles(conn io.ReadWriteCloser, passing int, home, etc string) error {
 	// The user whose rights these are may not trace the process. It could
 	// only gain what it has, but it need not see other callers' data.
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.Umask(0o022)
-	f := &files{account{home: home}, accounts(etc)}
+	unix.CloseOnExec(passing)
+	f := &files{account{home: home}, accounts(etc), passing}
 	return channel.Serve(conn, f.handle)
 }
 
@@ -332,28 +336,72 @@ func (f *files) read(ctx context.Context, s *channel.Stream, body []byte) error 
 	if err := channel.SendReply(ctx, s, entry); err != nil {
 		return err
 	}
-	buf := make([]byte, channel.MaxPayload)
-	for left := req.Length; ; { // to the end, whatever stat said: procfs says 0
-		part := buf
-		if req.Length > 0 {
-			part = buf[:min(int64(len(buf)), left)]
-		}
-		if len(part) == 0 {
-			return nil
-		}
-		n, err := unix.Read(fd, part)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err == unix.EAGAIN, err == nil && n == 0:
-			return nil
-		case err != nil:
-			return fileError(path, err)
-		}
-		if err := s.Send(ctx, channel.TagData, part[:n]); err != nil {
+	// To the end, whatever stat said: procfs says 0.
+	more := &contents{fd: fd, path: path, limited: req.Length > 0, left: req.Length}
+	for sent := 0; sent < passFrom; {
+		n, err := more.send(ctx, s)
+		if n == 0 || err != nil {
 			return err
 		}
-		left -= int64(n)
+		sent += n
+	}
+	if more.limited && more.left == 0 {
+		return nil
+	}
+	if pass(f.passing, fd, s.ID()) {
+		return s.Send(ctx, tagPassed, binary.BigEndian.AppendUint64(nil, uint64(more.left)))
+	}
+	return more.sendAll(ctx, s)
+}
+
+// contents is a file, from its position on, that is sent.
+type contents struct {
+	fd      int
+	path    string
+	limited bool
+	left    int64 // if limited
+}
+
+func (c *contents) sendAll(ctx context.Context, s *channel.Stream) error {
+	for {
+		if n, err := c.send(ctx, s); n == 0 || err != nil {
+			return err
+		}
+	}
+}
+
+// send sends a piece, and says how long it was: 0 at the end.
+func (c *contents) send(ctx context.Context, s *channel.Stream) (int, error) {
+	var failed error
+	n, err := s.SendFrom(ctx, channel.TagData, func(buf []byte) (n int) {
+		if c.limited {
+			buf = buf[:min(int64(len(buf)), c.left)]
+		}
+		n, failed = readSome(c.fd, buf)
+		return n
+	})
+	if c.limited {
+		c.left -= int64(n)
+	}
+	if failed != nil {
+		return n, fileError(c.path, failed)
+	}
+	return n, err
+}
+
+// readSome reads a piece of a file, without waiting for more than there is.
+func readSome(fd int, buf []byte) (int, error) {
+	for {
+		n, err := unix.Read(fd, buf)
+		switch err {
+		case nil:
+			return n, nil
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return 0, nil
+		default:
+			return 0, err
+		}
 	}
 }
 

@@ -78,7 +78,7 @@ func Run(conn io.ReadWriteCloser, opts Options) error {
 	unix.Umask(0o022)
 	// Root inside the sandbox is untrusted too: it may not trace this process.
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	if err := reserve(3); err != nil {
+	if err := reserve(4); err != nil {
 		return err
 	}
 	// The guest shares the sandbox's memory limit: it stays small.

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		Run(Packets(3), Options{Etc: os.Getenv("GUEST_TEST_ETC"), Helper: []string{"guest-test-helper"}})
 		os.Exit(0)
 	case os.Args[0] == "guest-test-helper":
-		ServeFiles(Packets(3), os.Args[1], os.Args[2])
+		ServeFiles(Packets(3), 4, os.Args[1], os.Args[2])
 		os.Exit(0)
 	}
 	os.Exit(m.Run())

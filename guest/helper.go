@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -20,8 +21,9 @@ import (
 // more than the sandbox is by the real host. The user it runs as can kill or
 // stop it; then it is replaced.
 type helper struct {
-	key string
-	mux *channel.Mux
+	key    string
+	mux    *channel.Mux
+	passed *passed
 
 	// Guarded by guest.mu.
 	pid    int
@@ -44,9 +46,7 @@ var errHelper = &airlock.Error{Code: airlock.Unavailable, Message: "the process 
 
 // file hands a file call to the user's helper.
 func (g *guest) file(ctx context.Context, s *channel.Stream, method string, body []byte) error {
-	var who struct {
-		User string `json:"user"`
-	}
+	var who channel.PathRequest
 	if err := decode(body, &who); err != nil {
 		return err
 	}
@@ -64,22 +64,10 @@ func (g *guest) file(ctx context.Context, s *channel.Stream, method string, body
 		return helperError(err)
 	}
 	defer hs.Close()
-	go func() { // ends with the stream, at the latest when file has returned
-		for {
-			tag, body, err := s.Recv(ctx)
-			switch {
-			case err == io.EOF:
-				hs.CloseSend()
-				return
-			case err != nil:
-				hs.Reset(err) // an upload that is broken off leaves the old file
-				return
-			}
-			if hs.Send(ctx, tag, body) != nil {
-				return
-			}
-		}
-	}()
+	h.passed.begin(hs.ID())
+	defer h.passed.end(hs.ID())
+	in := &feed{upload: method == channel.MethodWrite, file: -1, passed: make(chan int), done: make(chan struct{})}
+	go in.run(ctx, s, hs) // ends with the stream, at the latest when file has returned
 	for {
 		tag, body, err := hs.Recv(ctx)
 		if err == io.EOF {
@@ -88,10 +76,113 @@ func (g *guest) file(ctx context.Context, s *channel.Stream, method string, body
 		if err != nil {
 			return helperError(err)
 		}
-		if err := s.Send(ctx, tag, body); err != nil {
-			return err
+		switch {
+		case tag == tagPassed && method == channel.MethodRead:
+			return h.sendRest(ctx, s, hs.ID(), who.Path, body)
+		case tag == tagPassed && in.upload:
+			fd := -1
+			if len(body) > 0 {
+				if fd, err = h.passed.take(hs.ID()); err != nil {
+					return err
+				}
+			}
+			if !in.take(ctx, fd) && fd >= 0 {
+				closeWritten(fd)
+			}
+		default:
+			if err := s.Send(ctx, tag, body); err != nil {
+				return err
+			}
 		}
 	}
+}
+
+// sendRest sends what is left of a file that a helper passed.
+func (h *helper) sendRest(ctx context.Context, s *channel.Stream, call uint32, path string, left []byte) error {
+	fd, err := h.passed.take(call)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if len(left) != 8 || left[0] > 127 {
+		return errHelper
+	}
+	n := int64(binary.BigEndian.Uint64(left))
+	return (&contents{fd: fd, path: path, limited: n > 0, left: n}).sendAll(ctx, s)
+}
+
+// feed hands on what the host sends in a call: to the helper, and of a large
+// upload to the file itself.
+type feed struct {
+	upload bool
+	size   int // of what the helper was sent
+	asked  bool
+	file   int           // -1 while there is none
+	passed chan int      // the helper's answer; -1 is no
+	done   chan struct{} // closed when run has returned
+}
+
+// take gives run the file, if it waits for one.
+func (f *feed) take(ctx context.Context, fd int) bool {
+	select {
+	case f.passed <- fd:
+		return true
+	case <-f.done:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+func (f *feed) run(ctx context.Context, s, hs *channel.Stream) {
+	defer close(f.done)
+	defer f.close()
+	for {
+		err := s.RecvInto(ctx, func(tag byte, body []byte) error { return f.hand(ctx, hs, tag, body) })
+		switch {
+		case err == nil:
+		case err == io.EOF:
+			f.close() // before the helper puts the file in its place
+			hs.CloseSend()
+			return
+		default:
+			hs.Reset(err) // an upload that is broken off leaves the old file
+			return
+		}
+	}
+}
+
+func (f *feed) hand(ctx context.Context, hs *channel.Stream, tag byte, body []byte) error {
+	if f.file >= 0 && tag == channel.TagData {
+		err := writeFull(f.file, body)
+		if err != nil { // the helper cleans up and says it
+			f.close()
+			return hs.Send(ctx, tagFailed, packErrno(err))
+		}
+		return nil
+	}
+	if err := hs.Send(ctx, tag, body); err != nil {
+		return err
+	}
+	if f.size += len(body); !f.upload || f.asked || f.size < passFrom {
+		return nil
+	}
+	f.asked = true
+	if err := hs.Send(ctx, tagPass, nil); err != nil {
+		return err
+	}
+	select {
+	case f.file = <-f.passed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (f *feed) close() {
+	if f.file >= 0 {
+		closeWritten(f.file)
+	}
+	f.file = -1
 }
 
 func helperError(err error) error {
@@ -174,7 +265,7 @@ func (g *guest) startHelper(ctx context.Context, key string, u account) (*helper
 	}
 	unix.SetNonblock(pair[0], true)
 	conn := os.NewFile(uintptr(pair[0]), "helper")
-	child := []uintptr{0, 0, 0, uintptr(pair[1])}
+	child := []uintptr{0, 0, 0, uintptr(pair[1]), 0}
 	defer func() {
 		for _, fd := range child {
 			if fd != 0 {
@@ -182,10 +273,21 @@ func (g *guest) startHelper(ctx context.Context, key string, u account) (*helper
 			}
 		}
 	}()
+	passing, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	child[4] = uintptr(passing[1])
+	h := &helper{key: key, calls: 1, passed: newPassed(passing[0])}
+	fail := func() {
+		conn.Close()
+		h.passed.close()
+	}
 	for i := range 3 {
 		fd, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
-			conn.Close()
+			fail()
 			return nil, err
 		}
 		child[i] = uintptr(fd)
@@ -198,12 +300,11 @@ func (g *guest) startHelper(ctx context.Context, key string, u account) (*helper
 	a.paths, errs[2] = cstrings([]string{"/proc/self/exe"})
 	a.dir, errs[3] = unix.BytePtrFromString("/")
 	if err := errors.Join(errs[:]...); err != nil {
-		conn.Close()
+		fail()
 		return nil, err
 	}
 	a.paths = a.paths[:1]
 
-	h := &helper{key: key, calls: 1}
 	g.mu.Lock()
 	pid, errno := spawn(a)
 	if errno == 0 {
@@ -212,7 +313,7 @@ func (g *guest) startHelper(ctx context.Context, key string, u account) (*helper
 	}
 	g.mu.Unlock()
 	if errno != 0 {
-		conn.Close()
+		fail()
 		return nil, errno
 	}
 	ctx, cancel := context.WithTimeout(ctx, helperStart)
@@ -241,6 +342,7 @@ func (g *guest) watchHelper(h *helper) {
 			return
 		case <-tick.C:
 		}
+		h.passed.receive() // what came after its call had ended
 		g.mu.Lock()
 		busy := h.calls > 0
 		g.mu.Unlock()
@@ -283,6 +385,7 @@ func (g *guest) retire(h *helper) {
 	h.reaped = true // from here on its pid may be anyone's
 	mux := h.mux
 	g.mu.Unlock()
+	h.passed.close()
 	if mux != nil {
 		mux.Close()
 	}

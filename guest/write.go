@@ -33,15 +33,24 @@ func (f *files) write(ctx context.Context, s *channel.Stream, body []byte) error
 		return fileError(path, err)
 	}
 	for {
-		tag, data, err := s.Recv(ctx)
+		err := s.RecvInto(ctx, func(tag byte, data []byte) error {
+			switch tag {
+			case channel.TagData:
+				_, err := w.file.Write(data)
+				return err
+			case tagPass:
+				var yes []byte
+				if w.temp != "" && pass(f.passing, int(w.file.Fd()), s.ID()) {
+					yes = []byte{1}
+				}
+				return s.Send(ctx, tagPassed, yes)
+			case tagFailed:
+				return parseErrno(data)
+			}
+			return airlock.Errorf(airlock.Invalid, "the upload has a message that is not data")
+		})
 		if err == io.EOF {
 			break
-		}
-		if err == nil && tag != channel.TagData {
-			err = airlock.Errorf(airlock.Invalid, "the upload has a message that is not data")
-		}
-		if err == nil {
-			_, err = w.file.Write(data)
 		}
 		if err != nil {
 			w.abort()

@@ -12,12 +12,15 @@ import (
 // channelFD is where the channel is inherited.
 const channelFD = 3
 
+// passFD is where a helper inherits the socket for the files that it passes.
+const passFD = 4
+
 func main() {
 	switch {
 	case filepath.Base(os.Args[0]) == "sudo":
 		os.Exit(guest.Sudo())
 	case len(os.Args) == 4 && os.Args[1] == "files":
-		guest.ServeFiles(guest.Packets(channelFD), os.Args[2], os.Args[3])
+		guest.ServeFiles(guest.Packets(channelFD), passFD, os.Args[2], os.Args[3])
 	case len(os.Args) == 2 && os.Args[1] == "version":
 		os.Stdout.WriteString("airlock-guest " + guest.Version + "\n")
 	default:
