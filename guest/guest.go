@@ -10,7 +10,8 @@
 //
 // File calls are not made by PID 1 but by one helper process for each user
 // (files.go), so that the kernel checks permissions and no race of paths can
-// reach more than the user could. Start reading at Run.
+// reach more than the user could. Of a large file PID 1 moves the bytes, after
+// the helper has opened it (pass.go). Start reading at Run.
 package guest
 
 import (

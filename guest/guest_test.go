@@ -40,6 +40,7 @@ type host struct {
 	*channel.Mux
 	t    *testing.T
 	fd   int
+	pid  int // of the guest
 	home string
 }
 
@@ -72,7 +73,7 @@ func start(t *testing.T) *host {
 	}
 	theirs.Close()
 	unix.SetNonblock(pair[0], true)
-	h := &host{t: t, fd: pair[0], home: home}
+	h := &host{t: t, fd: pair[0], pid: cmd.Process.Pid, home: home}
 	h.dial(1)
 	t.Cleanup(func() {
 		h.Close()

@@ -101,12 +101,19 @@ func (p *passed) take(stream uint32) (int, error) {
 	return fd, nil
 }
 
+// receiveMost bounds the descriptors that are read at once: a hostile helper
+// could send on for ever.
+const receiveMost = 1024
+
 // receive reads what was sent so far, and closes what is for no call: what
 // came too late, or never should have come.
 func (p *passed) receive() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.socket >= 0 {
+	for range receiveMost {
+		if p.socket < 0 {
+			return
+		}
 		var id [4]byte
 		var rights [64]byte // with room for more than the one, which is none the better
 		n, size, _, _, err := unix.Recvmsg(p.socket, id[:], rights[:], unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
