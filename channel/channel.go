@@ -39,8 +39,9 @@ const (
 	// MaxMessage is the largest message, made of several packets.
 	MaxMessage = 192 << 10
 	// window is what one side may send on one stream before the other has
-	// read it. Every packet costs its payload and frameCost. It is larger
-	// than a whole message, so that a message can always be completed.
+	// read it. Every packet costs its payload and frameCost. Half of it, as
+	// credit is given back in halves, is larger than a whole message, so that
+	// a message can always be completed.
 	window    = 512 << 10
 	frameCost = 64
 	// maxStreams bounds the streams open at one time, and with window what
