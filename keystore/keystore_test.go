@@ -913,7 +913,7 @@ func TestRotateRootFails(t *testing.T) {
 	k := mustOpen(t, cfg)
 	sealed := mustSeal(t, k, "a", "x")
 	mustSeal(t, k, "b", "x")
-	before := everywhere(t, DefaultKeysDir(cfg.DataDir))
+	before := mustRead(t, k.slotsPath())
 	ctx := &fading{t.Context(), 2} // ends when some are wrapped
 	if err := k.RotateRoot(ctx, rootFile(t)); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
@@ -928,7 +928,7 @@ func TestRotateRootFails(t *testing.T) {
 	if err := os.RemoveAll(KeyringPath(cfg.DataDir) + ".new"); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(before, everywhere(t, DefaultKeysDir(cfg.DataDir))) {
+	if !bytes.Equal(before, mustRead(t, k.slotsPath())) {
 		t.Error("subject keys were changed")
 	}
 	mustOpenSealed(t, k, sealed, "x")
@@ -1000,4 +1000,13 @@ func TestConcurrency(t *testing.T) {
 	if keys, _ := k.slots.numbers(); keys > subjects {
 		t.Errorf("%d keys of %d subjects", keys, subjects)
 	}
+}
+
+func mustRead(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
