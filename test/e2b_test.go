@@ -103,7 +103,7 @@ func (s *running) suites(t *testing.T, env []string, files ...string) {
 				}
 				cmd := exec.CommandContext(ctx, "node", "--test", file)
 				if module, yes := strings.CutSuffix(file, ".py"); yes {
-					cmd = exec.CommandContext(ctx, python, "-m", "unittest", "--verbose", module)
+					cmd = exec.CommandContext(ctx, python, "suite.py", module)
 				}
 				cmd.Dir, cmd.Env, cmd.WaitDelay = e2bDir, env, 5*time.Second
 				if out, err := cmd.CombinedOutput(); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,16 +20,24 @@ import (
 // running is a server that a test asks over TCP, with keys.
 type running struct {
 	*crashing
-	url string
+	url  string
+	stop func() // ends it before the test does
+	// fails says that it must end with an error.
+	fails bool
 }
 
 // startServer starts `airlock serve FLAG...` with a data directory of its own
 // on a free port. It ends with the test and must leave no control group.
 func startServer(t *testing.T, flags ...string) *running {
 	t.Helper()
+	return startServerAt(t, t.TempDir(), flags...)
+}
+
+func startServerAt(t *testing.T, dataDir string, flags ...string) *running {
+	t.Helper()
 	needRoot(t)
 	needBinaries(t)
-	s := &running{crashing: &crashing{t: t, dataDir: t.TempDir(), log: &bytes.Buffer{}}}
+	s := &running{crashing: &crashing{t: t, dataDir: dataDir, log: &bytes.Buffer{}}}
 	s.cmd = exec.Command(filepath.Join(binDir, "airlock"), append([]string{"serve", "--listen", "127.0.0.1:0", "--data-dir", s.dataDir}, flags...)...)
 	s.cmd.Stderr = s.log
 	s.cmd.WaitDelay = 5 * time.Second
@@ -39,10 +48,10 @@ func startServer(t *testing.T, flags ...string) *running {
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	s.stop = sync.OnceFunc(func() {
 		s.cmd.Process.Signal(syscall.SIGTERM)
 		stuck := time.AfterFunc(30*time.Second, func() { s.cmd.Process.Kill() })
-		if err := s.cmd.Wait(); err != nil {
+		if err := s.cmd.Wait(); (err != nil) != s.fails {
 			t.Errorf("the server's end: %v", err)
 		}
 		if !stuck.Stop() {
@@ -55,6 +64,7 @@ func startServer(t *testing.T, flags ...string) *running {
 			t.Logf("the server's log:\n%s", s.log)
 		}
 	})
+	t.Cleanup(s.stop)
 	late := time.AfterFunc(60*time.Second, func() { s.cmd.Process.Kill() })
 	defer late.Stop()
 	line, err := bufio.NewReader(out).ReadString('\n')
