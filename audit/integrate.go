@@ -3,6 +3,7 @@ package audit
 import (
 	"bytes"
 	"context"
+	"errors"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -218,8 +219,11 @@ const rotateWait = 10 * time.Second
 func (l *Log) Rotate(ctx context.Context, by Actor) error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	if err := l.trees.Err(); err != nil {
-		return &airlock.Error{Code: airlock.Unavailable, Message: "the shard cannot be closed now: no checkpoint is published", Hint: "airlock audit status tells why", Err: err}
+	l.mu.Lock()
+	err := l.failure
+	l.mu.Unlock()
+	if err = errors.Join(err, l.trees.Err()); err != nil {
+		return &airlock.Error{Code: airlock.Unavailable, Message: "the shard cannot be closed now: trees or checkpoints are behind", Hint: "airlock audit status tells why", Err: err}
 	}
 	done := make(chan struct{})
 	l.mu.Lock()
