@@ -274,10 +274,13 @@ func TestDataDiskFull(t *testing.T) {
 		t.Errorf("refused with %v", refused)
 	}
 	for what, err := range map[string]error{
-		"an upload":         kept.Upload(t.Context(), "x", strings.NewReader("x"), 0),
-		"another sandbox":   func() error { _, err := c.Create(t.Context(), small); return err }(),
-		"a command":         func() error { _, err := kept.Exec(t.Context(), client.ExecRequest{Cmd: "/bin/true"}); return err }(),
-		"a legal hold":      func() error { _, err := c.AuditHold(t.Context(), audit.Hold{Name: "x", Reason: "x", Until: time.Now().Add(time.Hour)}); return err }(),
+		"an upload":       kept.Upload(t.Context(), "x", strings.NewReader("x"), 0),
+		"another sandbox": func() error { _, err := c.Create(t.Context(), small); return err }(),
+		"a command":       func() error { _, err := kept.Exec(t.Context(), client.ExecRequest{Cmd: "/bin/true"}); return err }(),
+		"a legal hold": func() error {
+			_, err := c.AuditHold(t.Context(), audit.Hold{Name: "x", Reason: "x", Until: time.Now().Add(time.Hour)})
+			return err
+		}(),
 		"a part of its own": func() error { _, err := c.AuditRotate(t.Context()); return err }(),
 	} {
 		if airlock.CodeOf(err) != airlock.Unavailable {
