@@ -34,6 +34,9 @@ func (l *Log) integrate(ctx context.Context) {
 		l.mu.Lock()
 		failed := l.failure == nil && err != nil
 		l.failure = err
+		if failed {
+			l.progressed()
+		}
 		l.mu.Unlock()
 		if failed && ctx.Err() == nil {
 			l.cfg.Log.Error("the audit log's trees cannot be completed; acts are recorded until there is no more room", "err", err)
@@ -127,10 +130,15 @@ func (l *Log) toIndex(ctx context.Context, events [][]byte) error {
 		return fmt.Errorf("add to the index: %w", err)
 	}
 	l.mu.Lock()
-	close(l.progress)
-	l.progress = make(chan struct{})
+	l.progressed()
 	l.mu.Unlock()
 	return nil
+}
+
+// progressed wakes who waits for the index; called with mu held.
+func (l *Log) progressed() {
+	close(l.progress)
+	l.progress = make(chan struct{})
 }
 
 // rowOf is what the index has of an event. One that it cannot read, which only
@@ -223,7 +231,7 @@ func (l *Log) Rotate(ctx context.Context, by Actor) error {
 	err := l.failure
 	l.mu.Unlock()
 	if err = errors.Join(err, l.trees.Err()); err != nil {
-		return &airlock.Error{Code: airlock.Unavailable, Message: "the shard cannot be closed now: trees or checkpoints are behind", Hint: "airlock audit status tells why", Err: err}
+		return behind("the shard cannot be closed now", err)
 	}
 	done := make(chan struct{})
 	l.mu.Lock()
@@ -248,7 +256,7 @@ func (l *Log) Rotate(ctx context.Context, by Actor) error {
 	// From here on the new shard must begin before anything else is written.
 	slow := time.AfterFunc(rotateWait, func() { l.cfg.Log.Error("acts wait for the audit log's new shard", "shard", next) })
 	defer slow.Stop()
-	if err := l.turned(ctx, t, next); err != nil {
+	if err := l.turned(l.life, t, next); err != nil {
 		return err // the server stops; the next one begins the shard
 	}
 	release()

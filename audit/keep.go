@@ -114,15 +114,18 @@ func (l *Log) Holds(ctx context.Context) ([]Hold, error) {
 }
 
 // CatchUp waits until the index knows all events that were given to the log
-// before it was called.
+// before it was called. While the trees cannot be completed it does not wait.
 func (l *Log) CatchUp(ctx context.Context) error {
 	pending, _ := l.wal.Pending()
 	for want := l.durable() + uint64(pending); ; {
 		l.mu.Lock()
-		progress := l.progress
+		progress, failure := l.progress, l.failure
 		l.mu.Unlock()
 		if l.index.Next() >= want {
 			return nil
+		}
+		if failure != nil {
+			return behind("not all events can be looked up now", failure)
 		}
 		select {
 		case <-progress:
@@ -130,6 +133,11 @@ func (l *Log) CatchUp(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// behind is the error of what needs trees and index that are complete.
+func behind(what string, err error) error {
+	return &airlock.Error{Code: airlock.Unavailable, Message: what + ": the audit log's trees or checkpoints are behind", Hint: "airlock audit status tells why", RetryAfter: 1, Err: err}
 }
 
 // held refuses what a hold forbids.

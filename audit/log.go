@@ -100,9 +100,10 @@ type Log struct {
 	lost     int   // owed that found no room
 	failure  error // of the integration, while it fails
 	shard    string
-	progress chan struct{} // closed, and a new one made, when the index knows more
+	progress chan struct{} // closed, and a new one made, when the index knows more, or why it does not
 
-	turn sync.Mutex // held by who changes the shard, drops one or erases
+	turn sync.Mutex      // held by who changes the shard, drops one or erases
+	life context.Context // ends with Close: of what must be finished, whoever asked for it
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 }

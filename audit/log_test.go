@@ -325,6 +325,25 @@ func TestClockGoesBack(t *testing.T) {
 	}
 }
 
+// Who asks for a rotation and leaves does not leave the acts of all waiting.
+func TestRotationOutlivesItsCaller(t *testing.T) {
+	tr := newTrail(t)
+	first := tr.Shard()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if err := tr.Rotate(gone, audit.Actor{Kind: "operator", ID: "local"}); err != nil {
+		t.Errorf("rotate: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := tr.Append(ctx, serve); err != nil {
+		t.Fatalf("append after that: %v", err)
+	}
+	if got, want := tr.Shard(), first+".2"; got != want {
+		t.Errorf("the shard is %s, not %s", got, want)
+	}
+}
+
 func TestRotation(t *testing.T) {
 	tr := newTrail(t)
 	ctx := t.Context()

@@ -90,10 +90,9 @@ func Open(ctx context.Context, cfg Config) (_ *Log, err error) {
 	if err := l.boot(ctx, clean, damage); err != nil {
 		return nil, err
 	}
-	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	l.stop = stop
-	l.wg.Go(func() { l.integrate(background) })
-	l.wg.Go(func() { l.settle(background) })
+	l.life, l.stop = context.WithCancel(context.WithoutCancel(ctx))
+	l.wg.Go(func() { l.integrate(l.life) })
+	l.wg.Go(func() { l.settle(l.life) })
 	return l, nil
 }
 

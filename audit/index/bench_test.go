@@ -56,7 +56,7 @@ func BenchmarkMillion(b *testing.B) {
 		{"app-newest", index.Query{Match: []index.Match{is("app", middle[0].App)}}, index.Page{Limit: 1000, Newest: true}},
 		{"actor", index.Query{Match: []index.Match{is("actor", middle[0].Actor)}}, index.Page{Limit: 1000}},
 		{"subject", index.Query{Match: []index.Match{is("subject", subject)}}, index.Page{Limit: 100}},
-		{"resource", index.Query{Match: []index.Match{is("resource", "Path:/work/file-99")}}, index.Page{Limit: 100}},
+		{"resource", index.Query{Match: []index.Match{is("resource", "Path:/data/file-99")}}, index.Page{Limit: 100}},
 		{"of", index.Query{Match: []index.Match{is("of", "500001")}}, index.Page{Limit: 100}},
 		{"type-newest", index.Query{Match: []index.Match{is("type", "exec.start")}}, index.Page{Limit: 100, Newest: true}},
 		{"type-prefix", index.Query{Match: []index.Match{is("type", "exec.*")}}, index.Page{Limit: 100}},

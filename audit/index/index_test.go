@@ -445,7 +445,7 @@ func generate(first uint64, n int) []index.Row {
 		switch seq % 3 {
 		case 0:
 			r.Effect = "permit"
-			r.Resource = fmt.Sprintf("Path:/work/file-%d", seq%100_003)
+			r.Resource = fmt.Sprintf("Path:/data/file-%d", seq%100_003)
 		case 1:
 			r.Status, r.Of = "ok", seq-1
 		}

@@ -1,8 +1,9 @@
 """Runs the tests of one module: suite.py MODULE.
 
-As `python -m unittest --verbose MODULE`, but for the end: the SDK's HTTP
-client (pyqwest) has threads of its own, which at times abort the interpreter
-while it takes itself apart. By then the tests have told their result.
+As `python -m unittest --verbose MODULE`, but for the end: the process ends
+without taking the interpreter apart, in which it was seen to abort after all
+tests had passed (the SDK has native parts with threads). The tests have told
+their result by then.
 """
 
 import os
