@@ -66,6 +66,7 @@ var edges = map[string][]string{
 	"audit/index":             nil,
 	"audit":                   {"audit/wal", "audit/tiles", "audit/index"},
 	"audit/audittest":         {"audit", "keystore"},
+	"audit/witnesstest":       nil,
 	"isolation":               {"channel"},
 	"guest":                   {"channel"},
 	"isolation/gvisor":        {"isolation", "channel", "image"},

@@ -2,11 +2,8 @@ package test
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,13 +16,11 @@ import (
 	"testing"
 	"time"
 
-	f_note "github.com/transparency-dev/formats/note"
-	"github.com/transparency-dev/witness/persistence/inmemory"
-	"github.com/transparency-dev/witness/witness"
 	"golang.org/x/mod/sumdb/note"
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/audit"
+	"airlock.dev/airlock/audit/witnesstest"
 	"airlock.dev/airlock/client"
 )
 
@@ -343,17 +338,6 @@ func TestDataDiskFull(t *testing.T) {
 // copy of the log that was put back is told from it by both verifiers, and
 // grows no more heads.
 func TestWitnessOfAServer(t *testing.T) {
-	skey, vkey, err := note.GenerateKey(rand.Reader, "witness.example/one")
-	if err != nil {
-		t.Fatal(err)
-	}
-	signer, err := f_note.NewSignerForCosignatureV1(skey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if vkey, err = f_note.VKeyToCosignatureV1(vkey); err != nil {
-		t.Fatal(err)
-	}
 	dataDir, keysDir := t.TempDir(), filepath.Join(t.TempDir(), "keys")
 	// Its first start is without a witness: nobody knows the log's key before.
 	s := startServerAt(t, dataDir, "--keys-dir", keysDir)
@@ -363,22 +347,9 @@ func TestWitnessOfAServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, err := witness.New(t.Context(), witness.Opts{
-		Persistence: inmemory.New(),
-		Signers:     []note.Signer{signer},
-		VerifierForLog: func(_ context.Context, origin string) (note.Verifier, bool, error) {
-			return logKey, origin == logKey.Name(), nil
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /add-checkpoint", witness.NewHTTPHandler(one).AddCheckpoint)
-	server := httptest.NewServer(mux)
-	defer server.Close()
+	one := witnesstest.Start(t, logKey)
 	policy := filepath.Join(t.TempDir(), "witnesses")
-	write(t, policy, fmt.Appendf(nil, "witness one %s %s\nquorum one\n", vkey, server.URL))
+	write(t, policy, one.Policy)
 	flags := []string{"--keys-dir", keysDir, "--witnesses", policy}
 
 	s = startServerAt(t, dataDir, flags...)
@@ -386,7 +357,7 @@ func TestWitnessOfAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	early := signed(t, s.operator())[0]
-	if n, err := note.Open([]byte(early.Checkpoint), note.VerifierList(logKey, signer.Verifier())); err != nil || len(n.Sigs) != 2 {
+	if n, err := note.Open([]byte(early.Checkpoint), note.VerifierList(logKey, one.Key)); err != nil || len(n.Sigs) != 2 {
 		t.Errorf("the head is not cosigned: %q, %v", early.Checkpoint, err)
 	}
 	s.stop()
@@ -401,12 +372,8 @@ func TestWitnessOfAServer(t *testing.T) {
 	}
 	signed(t, s.operator())
 	s.stop()
-	newest, err := one.GetCheckpoint(t.Context(), logKey.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
 	head := filepath.Join(t.TempDir(), "head")
-	write(t, head, newest)
+	write(t, head, one.Head(t))
 	verified(t, dataDir, part.VKey, head)
 
 	remove(t, filepath.Join(dataDir, "audit"))
