@@ -272,7 +272,11 @@ func TestStreamsAndUpgrades(t *testing.T) {
 	}
 
 	// The end of the sandbox is no clean end of what was open.
-	go w.as(w.client, "DELETE", "/sandboxes/"+id, "")
+	killed := make(chan int)
+	go func() {
+		defer close(killed)
+		killed <- w.as(w.client, "DELETE", "/sandboxes/"+id, "").status
+	}()
 	if rest, err := io.ReadAll(events); err == nil {
 		t.Errorf("the event stream ended cleanly after %q", rest)
 	}
@@ -283,6 +287,9 @@ func TestStreamsAndUpgrades(t *testing.T) {
 		t.Error("the forwarded connection goes on")
 	}
 	close(next)
+	if status := <-killed; status != 204 {
+		t.Errorf("kill: %d", status)
+	}
 }
 
 func TestForwardRefusals(t *testing.T) {
