@@ -22,6 +22,9 @@ package isolation
 import (
 	"context"
 	"io"
+	"net"
+	"net/netip"
+	"os"
 
 	"airlock.dev/airlock"
 )
@@ -33,6 +36,16 @@ type Spec struct {
 	Guest    string // path of the guest inside RootFS
 	Hostname string
 	Limits   airlock.Limits // all set and valid
+	Link     *Link          // nil: no network but the sandbox's own loopback
+}
+
+// Link is a sandbox's network device. What it sends arrives at its door as raw
+// Ethernet frames, and nowhere else.
+type Link struct {
+	MTU       int // bytes, without the Ethernet header
+	MAC       net.HardwareAddr
+	Addresses []netip.Prefix // its own, at most one for each version of IP
+	Gateways  []netip.Addr   // where all else is reached: one for each version
 }
 
 // Driver starts sandboxes. Its methods may be called concurrently.
@@ -57,6 +70,10 @@ type Sandbox interface {
 	// Dial returns the guest channel as a packet connection: one Read
 	// returns one packet. A new Dial takes the place of the one before.
 	Dial(ctx context.Context) (io.ReadWriteCloser, error)
+	// Door returns the host's end of the sandbox's link, a datagram socket: one
+	// Read returns one frame. It is the caller's to close; all that were returned
+	// share one queue. A sandbox without a link is a NotFound error.
+	Door(ctx context.Context) (*os.File, error)
 	// Stats returns what the host measures.
 	Stats(ctx context.Context) (Stats, error)
 	// Wait returns when the sandbox has ended, with the reason.

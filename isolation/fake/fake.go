@@ -74,6 +74,7 @@ func (d *Driver) Name() string { return "fake" }
 
 type sandbox struct {
 	id     string
+	linked bool
 	world  *World
 	faults Faults
 	ours   *os.File
@@ -116,7 +117,7 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (isolation.San
 	if err != nil {
 		return nil, err
 	}
-	s := &sandbox{id: spec.ID, world: d.world, faults: faults, ours: os.NewFile(uintptr(fds[0]), "host"), theirs: os.NewFile(uintptr(fds[1]), "guest"), ended: make(chan struct{}), fails: faults.DestroyErrs}
+	s := &sandbox{id: spec.ID, linked: spec.Link != nil, world: d.world, faults: faults, ours: os.NewFile(uintptr(fds[0]), "host"), theirs: os.NewFile(uintptr(fds[1]), "guest"), ended: make(chan struct{}), fails: faults.DestroyErrs}
 	d.world.mu.Lock()
 	if d.world.all[spec.ID] != nil {
 		d.world.mu.Unlock()
@@ -184,6 +185,22 @@ func (s *sandbox) Dial(ctx context.Context) (io.ReadWriteCloser, error) {
 	}
 	s.dialed = os.NewFile(uintptr(fd), "host")
 	return s.dialed, nil
+}
+
+// Door leads to a link on which nobody speaks.
+func (s *sandbox) Door(ctx context.Context) (*os.File, error) {
+	if !s.linked {
+		return nil, airlock.Errorf(airlock.NotFound, "the sandbox has no network")
+	}
+	if s.hasEnded() {
+		return nil, airlock.Errorf(airlock.Gone, "the sandbox is gone")
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	unix.Close(fds[1])
+	return os.NewFile(uintptr(fds[0]), "door"), nil
 }
 
 func (s *sandbox) Stats(ctx context.Context) (isolation.Stats, error) {

@@ -121,6 +121,7 @@ type meta struct {
 	PID, Gofer           int
 	PIDStart, GoferStart uint64
 	Disk                 int64
+	Door                 bool
 }
 
 type sandbox struct {
@@ -140,6 +141,7 @@ type sandbox struct {
 	channelMu sync.Mutex
 	channel   *os.File
 	dialed    *os.File // what the last Dial returned
+	door      *os.File // nil without a link
 }
 
 // Create implements isolation.Driver.
@@ -180,8 +182,20 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	}
 	defer theirs.Close()
 	s.channel = ours
+	var theirDoor *os.File
+	if spec.Link != nil {
+		if s.door, theirDoor, err = doorPair(); err != nil {
+			return nil, err
+		}
+		defer theirDoor.Close()
+		s.meta.Door = true
+	}
 	if d.cfg.Keeper != nil {
-		if err := d.cfg.Keeper.Hold(spec.ID, ours); err != nil {
+		err := d.cfg.Keeper.Hold(spec.ID, ours)
+		if err == nil && s.door != nil {
+			err = d.cfg.Keeper.Hold(doorName(spec.ID), s.door)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("give the channel to the keeper: %w", err)
 		}
 	}
@@ -202,7 +216,7 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	if err != nil {
 		return nil, fmt.Errorf("boot the application kernel: %w", err)
 	}
-	s.meta = meta{PID: c.SandboxPid(), Gofer: c.GoferPid.Load(), Disk: int64(spec.Limits.DiskMB) << 20}
+	s.meta.PID, s.meta.Gofer, s.meta.Disk = c.SandboxPid(), c.GoferPid.Load(), int64(spec.Limits.DiskMB)<<20
 	s.meta.PIDStart, s.meta.GoferStart = startTime(s.meta.PID), startTime(s.meta.Gofer)
 	if err := s.watch(); err != nil {
 		return nil, err
@@ -219,7 +233,7 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	placed := make(map[int]bool)
 	moved := make(chan error, 1)
 	go func() { moved <- s.place(placed) }()
-	err = c.Start(conf)
+	err = start(c, conf, spec.Link, theirDoor)
 	if moveErr := <-moved; err == nil {
 		err = moveErr
 	}
@@ -450,9 +464,15 @@ func (d *Driver) Recover(ctx context.Context, id string) (isolation.Sandbox, err
 	}
 	if d.cfg.Keeper != nil {
 		s.channel = d.cfg.Keeper.Take(id)
+		if s.meta.Door {
+			s.door = d.cfg.Keeper.Take(doorName(id))
+		}
 	}
 	if s.channel == nil {
 		return nil, gone("its channel is lost")
+	}
+	if s.meta.Door && s.door == nil {
+		return nil, gone("its door is lost")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -612,9 +632,14 @@ func (s *sandbox) Destroy(ctx context.Context) error {
 		s.channel.Close()
 		s.channel = nil
 	}
+	if s.door != nil {
+		s.door.Close()
+		s.door = nil
+	}
 	s.channelMu.Unlock()
 	if d.cfg.Keeper != nil {
 		d.cfg.Keeper.Drop(s.id)
+		d.cfg.Keeper.Drop(doorName(s.id))
 	}
 	d.mu.Lock()
 	if d.all[s.id] == s {

@@ -193,6 +193,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Isolates {
 		t.Run("inside", func(t *testing.T) { inside(t, h) })
 		t.Run("limits", func(t *testing.T) { limits(t, h) })
+		t.Run("network", func(t *testing.T) { network(t, h) })
 		t.Run("hostile", func(t *testing.T) { hostile(t, h) })
 	}
 	if after := h.Left(); !slices.Equal(before, after) {
