@@ -25,6 +25,7 @@ func (l *Log) integrate(ctx context.Context) {
 		if l.trees.Next() >= durable && l.index.Next() >= durable {
 			select {
 			case <-more:
+			case <-l.again:
 			case <-ctx.Done():
 				return
 			}
@@ -52,13 +53,15 @@ func (l *Log) integrate(ctx context.Context) {
 
 // group takes in one group of events. The index may be behind the trees.
 func (l *Log) group(ctx context.Context) error {
+	l.taking.Lock()
+	defer l.taking.Unlock()
 	next := l.trees.Next()
 	if behind := l.index.Next(); behind < next {
 		events, err := l.trees.Entries(ctx, behind, groupMost)
 		if err != nil {
 			return fmt.Errorf("read events for the index: %w", err)
 		}
-		return l.toIndex(ctx, events)
+		return l.toIndex(ctx, behind, events)
 	}
 	events, err := l.wal.Read(next, groupMost)
 	if err != nil {
@@ -82,7 +85,7 @@ func (l *Log) group(ctx context.Context) error {
 	if err := l.trees.Integrate(ctx, next, events); err != nil {
 		return fmt.Errorf("add to the trees: %w", err)
 	}
-	if err := l.toIndex(ctx, events); err != nil {
+	if err := l.toIndex(ctx, next, events); err != nil {
 		return err
 	}
 	if err := l.wal.Trim(next); err != nil { // the newest group stays, to be compared at the next start
@@ -121,10 +124,10 @@ func (l *Log) startShard(ctx context.Context, first uint64, event []byte) error 
 	return airlock.Errorf(airlock.Conflict, "the key of the audit log's shard %s is not in the keyring: restore it", e.Log.Shard)
 }
 
-func (l *Log) toIndex(ctx context.Context, events [][]byte) error {
+func (l *Log) toIndex(ctx context.Context, from uint64, events [][]byte) error {
 	rows := make([]index.Row, len(events))
 	for i, e := range events {
-		rows[i] = rowOf(l.index.Next()+uint64(i), e)
+		rows[i] = rowOf(from+uint64(i), e)
 	}
 	if err := l.index.Add(ctx, rows); err != nil {
 		return fmt.Errorf("add to the index: %w", err)

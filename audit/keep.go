@@ -210,10 +210,19 @@ func (l *Log) drop(ctx context.Context, by Actor, shard string) error {
 			return err
 		}
 	}
+	l.taking.Lock() // what is taken in meanwhile is not where the index begins anew
+	defer l.taking.Unlock()
 	if err := l.trees.Drop(ctx, shard); err != nil {
 		return fmt.Errorf("drop the shard %s: %w", shard, err)
 	}
-	return l.fitIndex(ctx)
+	if err := l.fitIndex(ctx); err != nil {
+		return err
+	}
+	select {
+	case l.again <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // dropOld drops the shards that were closed longer ago than the retention.

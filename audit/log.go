@@ -102,10 +102,12 @@ type Log struct {
 	shard    string
 	progress chan struct{} // closed, and a new one made, when the index knows more, or why it does not
 
-	turn sync.Mutex      // held by who changes the shard, drops one or erases
-	life context.Context // ends with Close: of what must be finished, whoever asked for it
-	stop context.CancelFunc
-	wg   sync.WaitGroup
+	turn   sync.Mutex      // held by who changes the shard, drops one or erases
+	taking sync.Mutex      // held by who brings events into the index or begins it anew; after turn
+	again  chan struct{}   // of one: the index was begun anew
+	life   context.Context // ends with Close: of what must be finished, whoever asked for it
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
 }
 
 type owed struct {

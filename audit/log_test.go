@@ -348,30 +348,36 @@ func TestRotation(t *testing.T) {
 	tr := newTrail(t)
 	ctx := t.Context()
 	first := tr.Shard()
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
+	// meanwhile does something while four writers append.
+	meanwhile := func(do func()) {
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if _, err := tr.Append(ctx, serve); err != nil {
+						t.Error(err)
+						return
+					}
 				}
-				if _, err := tr.Append(ctx, serve); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	for range 2 {
-		if err := tr.Rotate(ctx, audit.Actor{Kind: "operator", ID: "local"}); err != nil {
-			t.Fatal(err)
+			})
 		}
+		do()
+		close(stop)
+		wg.Wait()
 	}
-	close(stop)
-	wg.Wait()
+	meanwhile(func() {
+		for range 2 {
+			if err := tr.Rotate(ctx, audit.Actor{Kind: "operator", ID: "local"}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	if got, want := tr.Shard(), first+".3"; got != want {
 		t.Errorf("the shard is %s, not %s", got, want)
 	}
@@ -412,11 +418,13 @@ func TestRotation(t *testing.T) {
 	if err := tr.Rotate(ctx, by); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range shards[1:] {
-		if err := tr.Drop(ctx, by, s.ID); err != nil {
-			t.Fatal(err)
+	meanwhile(func() {
+		for _, s := range shards[1:] {
+			if err := tr.Drop(ctx, by, s.ID); err != nil {
+				t.Error(err)
+			}
 		}
-	}
+	})
 	tr.close()
 	tr.open() // and all of that is so for the next server
 	got := tr.Shards()
@@ -603,4 +611,31 @@ func FuzzOCSF(f *testing.F) {
 			t.Errorf("%q becomes %q", event, line)
 		}
 	})
+}
+
+// TestDropKeepsTheIndex: the index begins anew at a drop, also while the event
+// that tells of it is being taken in.
+func TestDropKeepsTheIndex(t *testing.T) {
+	tr := newTrail(t)
+	ctx := t.Context()
+	by := audit.Actor{Kind: "operator", ID: "local"}
+	for range 20 {
+		dropped := tr.Shard()
+		if err := tr.Rotate(ctx, by); err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Drop(ctx, by, dropped); err != nil {
+			t.Fatal(err)
+		}
+		if got := tr.all(""); got[0]["type"] != "log.open" || !strings.HasPrefix(types(got[len(got)-1:]), fmt.Sprint(got[len(got)-1]["seq"], " retention.drop")) {
+			t.Fatalf("%s", types(got))
+		}
+		if first := tr.Shards(); tr.all("type=log.open")[0]["seq"] != float64(first[len(first)-1].First) {
+			t.Fatal("the index does not know the first event")
+		}
+	}
+	r, err := audit.Verify(ctx, tr.cfg.Dir, audit.VerifyOptions{VKeys: []string{tr.Shards()[len(tr.Shards())-1].VKey}})
+	if err != nil || !r.OK {
+		t.Errorf("%+v %v", r, err)
+	}
 }
