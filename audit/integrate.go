@@ -222,6 +222,9 @@ func (l *Log) Shard() string {
 	return l.shard
 }
 
+// witnessWait is how long a witness may take.
+const witnessWait = 30 * time.Second
+
 // rotateWait is how long acts wait for a new shard without a word in the log.
 const rotateWait = 10 * time.Second
 
@@ -235,6 +238,11 @@ func (l *Log) Rotate(ctx context.Context, by Actor) error {
 	l.mu.Unlock()
 	if err = errors.Join(err, l.trees.Err()); err != nil {
 		return behind("the shard cannot be closed now", err)
+	}
+	if len(l.cfg.Witnesses) > 0 {
+		if err := l.witnessed(ctx, by); err != nil {
+			return err
+		}
 	}
 	done := make(chan struct{})
 	l.mu.Lock()
@@ -263,6 +271,21 @@ func (l *Log) Rotate(ctx context.Context, by Actor) error {
 		return err // the server stops; the next one begins the shard
 	}
 	release()
+	return nil
+}
+
+// witnessed makes sure that the witnesses answer: acts wait for the last
+// checkpoint of the shard that is closed.
+func (l *Log) witnessed(ctx context.Context, by Actor) error {
+	r, err := l.Append(ctx, Event{Type: "log.rotate", Actor: by})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, witnessWait)
+	defer cancel()
+	if err := l.trees.Await(ctx, r.Seq()); err != nil {
+		return behind("the shard cannot be closed now", err)
+	}
 	return nil
 }
 

@@ -69,6 +69,8 @@ const (
 	owedMost   = 4096
 	groupMost  = 1024
 	retryEvery = time.Second
+	// turnWait is how long an act waits for a change of shard.
+	turnWait = 5 * time.Second
 	// clockStep is how far the clock may go back without a word.
 	clockStep = time.Second
 	// sandboxMost bounds how many sandboxes' spending is remembered; of
@@ -153,7 +155,7 @@ func (l *Log) Owe(ctx context.Context, e Event) {
 	now := l.cfg.Now()
 	waiting, _ := l.wal.Pending()
 	l.mu.Lock()
-	behind := len(l.owed) > 0 || l.lost > 0 || waiting > queueMost
+	behind := len(l.owed) > 0 || l.lost > 0 || waiting > queueMost || l.turning != nil
 	l.mu.Unlock()
 	if !behind {
 		if _, err := l.add(ctx, &e, now); err == nil {
@@ -201,6 +203,7 @@ func (l *Log) add(ctx context.Context, e *Event, now time.Time) (wal.Ticket, err
 	if err != nil {
 		return wal.Ticket{}, notRecorded(fmt.Errorf("seal the details of an event: %w", err))
 	}
+	late := time.After(turnWait)
 	for {
 		l.mu.Lock()
 		turning := l.turning
@@ -210,6 +213,8 @@ func (l *Log) add(ctx context.Context, e *Event, now time.Time) (wal.Ticket, err
 		l.mu.Unlock()
 		select { // the shard changes: what comes now belongs behind its beginning
 		case <-turning:
+		case <-late:
+			return wal.Ticket{}, behind("refused: a new part of the audit log is to begin, and the last checkpoint of the old one is missing", nil)
 		case <-ctx.Done():
 			return wal.Ticket{}, ctx.Err()
 		}

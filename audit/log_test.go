@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"golang.org/x/mod/sumdb/note"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/audit/index"
+	"airlock.dev/airlock/audit/witnesstest"
 	"airlock.dev/airlock/keystore"
 )
 
@@ -634,8 +636,44 @@ func TestDropKeepsTheIndex(t *testing.T) {
 			t.Fatal("the index does not know the first event")
 		}
 	}
+	tr.close()
+	tr.open()
 	r, err := audit.Verify(ctx, tr.cfg.Dir, audit.VerifyOptions{VKeys: []string{tr.Shards()[len(tr.Shards())-1].VKey}})
 	if err != nil || !r.OK {
 		t.Errorf("%+v %v", r, err)
 	}
+}
+
+// TestRotationNeedsItsWitness: while a witness does not answer, no part of the
+// log is closed, since what comes next would have to wait for it.
+func TestRotationNeedsItsWitness(t *testing.T) {
+	tr := newTrail(t)
+	ctx := t.Context()
+	shard := tr.Shard()
+	tr.all("")
+	v, err := note.NewVerifier(tr.Shards()[0].VKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.close()
+	w := witnesstest.Start(t, v)
+	tr.cfg.Witnesses = w.Policy
+	tr.open()
+	tr.all("")
+	w.Stop()
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if err := tr.Rotate(short, audit.Actor{Kind: "operator", ID: "local"}); airlock.CodeOf(err) != airlock.Unavailable || !strings.Contains(err.Error(), "the shard cannot be closed now") {
+		t.Errorf("%v", err)
+	}
+	if _, err := tr.Append(ctx, serve); err != nil {
+		t.Errorf("an act: %v", err)
+	}
+	if got := tr.Shard(); got != shard {
+		t.Errorf("the shard is %s", got)
+	}
+	closing, cancel := context.WithTimeout(ctx, time.Second) // its last checkpoint stays open
+	defer cancel()
+	tr.Log.Close(closing)
+	tr.Log = nil
 }

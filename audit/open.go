@@ -227,7 +227,9 @@ func (l *Log) boot(ctx context.Context, clean bool, damage *Damage) error {
 		l.shard = shards[len(shards)-1].ID
 	}
 	if l.trees.Next() == 0 || last.Type == "log.close" {
-		if err := l.openShard(ctx, last.Log.Next); err != nil {
+		opening, cancel := context.WithTimeout(ctx, witnessWait)
+		defer cancel()
+		if err := l.openShard(opening, last.Log.Next); err != nil {
 			return err
 		}
 	}
@@ -266,7 +268,7 @@ func (l *Log) openShard(ctx context.Context, name string) error {
 	part := &LogPart{Shard: name, First: &first, Installation: l.cfg.Installation, VKey: vkey}
 	if first > 0 {
 		if err := l.trees.Await(ctx, first-1); err != nil {
-			return fmt.Errorf("wait for the last checkpoint of %s: %w", l.shard, err)
+			return behind("a new part of the audit log cannot begin before the last checkpoint of "+l.shard, err)
 		}
 		shards := l.trees.Shards()
 		p := shards[len(shards)-1]
