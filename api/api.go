@@ -32,6 +32,7 @@ type Sandboxes interface {
 	Kill(ctx context.Context, p airlock.Principal, id string) error
 	SetTimeout(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
 	Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
+	Connect(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
 	Metrics(ctx context.Context, p airlock.Principal, id string, from, to time.Time) ([]control.Metric, error)
 	LastMetric(ctx context.Context, p airlock.Principal, id string) (control.Metric, bool)
 	Logs(ctx context.Context, p airlock.Principal, id string) ([]control.Event, error)

@@ -30,7 +30,10 @@ const (
 )
 
 func (s *server) envs(w http.ResponseWriter, r *request) error {
-	env := r.guest.Sandbox.Env
+	env, err := r.guest.Env(r.Context())
+	if err != nil {
+		return err
+	}
 	if env == nil {
 		env = map[string]string{}
 	}

@@ -120,7 +120,7 @@ func TestCompose(t *testing.T) {
 		{"too many", `{"source_paths":["/1"` + strings.Repeat(`,"/1"`, 1000) + `],"destination":"/d"}`, 400, `{"code":400,"message":"source_paths has 1001 paths and the most is 1000: compose in several steps"}`},
 		{"too long", `{"source_paths":["` + strings.Repeat("x", 5000) + `"],"destination":"/d"}`, 400, `{"code":400,"message":"path '/home/user/` + strings.Repeat("x", 53) + `…' is too long: names have at most 255 bytes and paths 4095"}`},
 		{"too long together", `{"source_paths":["` + strings.Repeat("x", 3000) + strings.Repeat(`","`+strings.Repeat("x", 3000), 99) + `"],"destination":"/d"}`, 413,
-			`{"code":413,"message":"the arguments and environment, or the paths, have 300332 bytes together and the most is 196608: pass large input in a file or on standard input"}`},
+			`{"code":413,"message":"the arguments and environment, or the paths, have 301432 bytes together and the most is 196608: pass large input in a file or on standard input"}`},
 		{"unknown user", `{"source_paths":["/1"],"destination":"/d","username":"eve"}`, 401, `{"code":401,"message":"invalid username: 'eve'"}`},
 		{"two", `{"source_paths":["/2","/1"],"destination":"/d","username":"root"}`, 200, `{"name":"d","path":"/d","type":"file"}`},
 	} {

@@ -139,7 +139,7 @@ func (filesystemService) CreateWatcher(ctx context.Context, req *connect.Request
 }
 
 func (filesystemService) GetWatcherEvents(ctx context.Context, req *connect.Request[envd.GetWatcherEventsRequest]) (*connect.Response[envd.GetWatcherEventsResponse], error) {
-	events, err := guestOf(ctx).Polled(req.Msg.GetWatcherId())
+	events, err := guestOf(ctx).Polled(ctx, req.Msg.GetWatcherId())
 	if err != nil {
 		return nil, err
 	}

@@ -212,6 +212,10 @@ type fakeBox struct {
 	ports   map[uint16]string // of programs inside: where they listen in truth
 }
 
+func (b *fakeBox) Door(context.Context) (*os.File, error) {
+	return nil, airlock.Errorf(airlock.NotFound, "the sandbox has no network")
+}
+
 // listen makes the port of the sandbox that of a server of the test.
 func (b *fakeBox) listen(port uint16, address string) {
 	b.mu.Lock()

@@ -112,6 +112,10 @@ func (s *server) proxy(w http.ResponseWriter, r *http.Request, guest *control.Gu
 	if !s.trafficToken(w, r, sb) {
 		return
 	}
+	if err := guest.MayServe(r.Context(), visitor(sb), port); err != nil {
+		s.proxyFailed(w, r, guest, port, err)
+		return
+	}
 	p := httputil.ReverseProxy{
 		Transport:      s.ports.of(guest),
 		FlushInterval:  -1, // each write at once: event streams, long answers

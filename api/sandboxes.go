@@ -421,7 +421,7 @@ func (s *server) connect(w http.ResponseWriter, r *request, defaultTimeout int64
 	if err != nil {
 		return err
 	}
-	sb, err := s.Sandboxes.Extend(r.Context(), r.caller, id, d)
+	sb, err := s.Sandboxes.Connect(r.Context(), r.caller, id, d)
 	if err != nil {
 		return err
 	}

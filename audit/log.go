@@ -95,9 +95,9 @@ type Log struct {
 
 	mu       sync.Mutex
 	epoch    uint64
-	last     time.Time         // of the newest event
-	spent    map[string]uint64 // events of each sandbox
-	turning  chan struct{}     // closed when a change of shard is over; nil without one
+	last     time.Time // of the newest event
+	spent    map[spender]uint64
+	turning  chan struct{} // closed when a change of shard is over; nil without one
 	owed     []owed
 	lost     int   // owed that found no room
 	failure  error // of the integration, while it fails
@@ -275,21 +275,25 @@ func (l *Log) seal(ctx context.Context, id string, private []Private) ([]airlock
 }
 
 // charge takes an event from its sandbox's budget. Ends are free, so that
-// what began can be told to have ended.
+// what began can be told to have ended, and so is a kill. Visitors of a sandbox's
+// ports have a budget of their own: strangers cannot spend its owner's.
 func (l *Log) charge(ctx context.Context, e *Event) error {
-	if e.Sandbox == "" || e.Of != nil || e.Type == "sandbox.kill" || e.Type == "sandbox.end" || e.Type == "sandbox.budget" {
+	free := e.Of != nil || e.Type == "sandbox.end" || e.Type == "sandbox.budget" || e.Type == "sandbox.kill" && e.Decision.Effect == Permit
+	if e.Sandbox == "" || free {
 		if e.Type == "sandbox.end" {
 			l.mu.Lock()
-			delete(l.spent, e.Sandbox)
+			delete(l.spent, spender{e.Sandbox, false})
+			delete(l.spent, spender{e.Sandbox, true})
 			l.mu.Unlock()
 		}
 		return nil
 	}
+	who := spender{e.Sandbox, e.Type == "port.serve"}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, known := l.spent[e.Sandbox]; !known && e.Type != "sandbox.create" {
+	if _, known := l.spent[who]; !known && e.Type != "sandbox.create" {
 		l.mu.Unlock()
-		n, err := l.index.Count(ctx, index.Query{Match: []index.Match{{Field: "sandbox", Any: []string{e.Sandbox}}, {Field: "of", Any: []string{""}}}})
+		n, err := l.count(ctx, who)
 		l.mu.Lock()
 		if err != nil {
 			return notRecorded(fmt.Errorf("count the events of a sandbox: %w", err))
@@ -297,15 +301,43 @@ func (l *Log) charge(ctx context.Context, e *Event) error {
 		if len(l.spent) >= sandboxMost {
 			clear(l.spent)
 		}
-		l.spent[e.Sandbox] = max(n, l.spent[e.Sandbox])
+		l.spent[who] = max(n, l.spent[who])
 	}
-	if l.spent[e.Sandbox] >= l.cfg.Budget {
-		if l.spent[e.Sandbox] == l.cfg.Budget { // what is refused from here on is told once
-			l.spent[e.Sandbox]++
-			defer l.owe(Event{Type: "sandbox.budget", Team: e.Team, Sandbox: e.Sandbox, Actor: system, Outcome: Outcome{Status: "denied", Message: "its acts are refused from now on"}}, l.cfg.Now())
+	if l.spent[who] >= l.cfg.Budget {
+		whose, of := "its acts are", "this sandbox has"
+		if who.visitors {
+			whose, of = "connections to its ports are", "connections to this sandbox's ports have"
 		}
-		return &airlock.Error{Code: airlock.Exhausted, Message: fmt.Sprintf("this sandbox has caused %d audit events, which is the most for one", l.cfg.Budget), Hint: "go on in a new sandbox, or ask the operator for more (airlock serve --audit-budget)"}
+		if l.spent[who] == l.cfg.Budget { // what is refused from here on is told once
+			l.spent[who]++
+			defer l.owe(Event{Type: "sandbox.budget", Team: e.Team, Sandbox: e.Sandbox, Actor: system, Outcome: Outcome{Status: "denied", Message: whose + " refused from now on"}}, l.cfg.Now())
+		}
+		return &airlock.Error{Code: airlock.Exhausted, Message: fmt.Sprintf("%s caused %d audit events, which is the most for one", of, l.cfg.Budget), Hint: "go on in a new sandbox, or ask the operator for more (airlock serve --audit-budget)"}
 	}
-	l.spent[e.Sandbox]++
+	l.spent[who]++
 	return nil
+}
+
+// spender is who has a budget: a sandbox's owner, or the visitors of its ports.
+type spender struct {
+	sandbox  string
+	visitors bool
+}
+
+func (l *Log) count(ctx context.Context, who spender) (uint64, error) {
+	q := index.Query{Match: []index.Match{{Field: "sandbox", Any: []string{who.sandbox}}, {Field: "of", Any: []string{""}}}}
+	all := uint64(0)
+	if !who.visitors {
+		n, err := l.index.Count(ctx, q)
+		if err != nil {
+			return 0, err
+		}
+		all = n
+	}
+	q.Match = append(q.Match, index.Match{Field: "type", Any: []string{"port.serve"}})
+	visits, err := l.index.Count(ctx, q)
+	if who.visitors {
+		return visits, err
+	}
+	return all - min(all, visits), err
 }

@@ -290,20 +290,27 @@ func TestBudget(t *testing.T) {
 		}
 	}
 	seq := uint64(2)
-	for i, e := range []audit.Event{act, serve, act} { // what is refused is told once
+	visit := serve
+	visit.Sandbox = "i1"
+	for range 5 { // visitors spend nothing of their host's
+		if _, err := tr.Append(t.Context(), visit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, e := range []audit.Event{act, visit, act, visit, {Type: "sandbox.kill", Decision: audit.Decision{Effect: "deny"}}} { // what is refused is told once
 		e.Sandbox = "i1"
 		if _, err := tr.Append(t.Context(), e); airlock.CodeOf(err) != airlock.Exhausted || !strings.Contains(err.Error(), "5 audit events") {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
-	for _, e := range []audit.Event{{Type: "exec.end", Sandbox: "i1", Of: &seq}, {Type: "sandbox.kill", Sandbox: "i1"}, {Type: "exec.start", Sandbox: "i2"}, {Type: "sandbox.end", Sandbox: "i1"}} {
+	for _, e := range []audit.Event{{Type: "exec.end", Sandbox: "i1", Of: &seq}, {Type: "sandbox.kill", Sandbox: "i1", Decision: audit.Decision{Effect: audit.Permit}}, {Type: "exec.start", Sandbox: "i2"}, {Type: "sandbox.end", Sandbox: "i1"}} {
 		if _, err := tr.Queue(t.Context(), e); err != nil {
 			t.Errorf("%s: %v", e.Type, err)
 		}
 	}
 	tr.close()
 	tr.open()
-	if got := tr.all("type=sandbox.budget status=denied"); len(got) != 1 {
+	if got := tr.all("type=sandbox.budget status=denied"); len(got) != 2 {
 		t.Errorf("%v", got)
 	}
 }

@@ -62,7 +62,7 @@ type act struct {
 }
 
 // event decides an act. The error says that it is denied.
-func (b *Boundary) event(a act) (audit.Event, error) {
+func (b *Boundary) event(a act) (e audit.Event, err error) {
 	facts := policy.Facts{
 		Team: a.sandbox.Team, Caller: a.caller,
 		Sandbox: policy.Sandbox{ID: a.sandbox.ID, Template: a.sandbox.TemplateID, Metadata: a.sandbox.Metadata},
@@ -70,7 +70,7 @@ func (b *Boundary) event(a act) (audit.Event, error) {
 	call := policy.Call{Principal: a.by, Action: a.action, Resource: a.on, Context: policy.Context{"time": time.Now().UTC().Format(time.RFC3339Nano)}}
 	maps.Copy(call.Context, a.context)
 	d := policy.Effective{Ceiling: b.Policies().For(a.sandbox.Team), Request: a.request}.Decide(facts, call)
-	e := audit.Event{
+	e = audit.Event{
 		Type: strings.Replace(a.action, ":", ".", 1), Team: a.sandbox.Team, Sandbox: a.sandbox.ID, Actor: actor(a),
 		Call:     audit.Call{Principal: audit.Entity(a.by), Action: a.action, Resource: audit.Entity(a.on), Context: call.Context},
 		Decision: decision(d),
@@ -85,7 +85,6 @@ func (b *Boundary) event(a act) (audit.Event, error) {
 				delete(e.Call.Context, name)
 			}
 		}
-		e.Private = []audit.Private{{Subject: "team:" + a.sandbox.Team, Detail: a.private}}
 	}
 	known, err := json.Marshal(facts)
 	if err != nil {
@@ -95,6 +94,23 @@ func (b *Boundary) event(a act) (audit.Event, error) {
 	if a.action == "sandbox:create" {
 		e.Request = a.request.Text()
 	}
+	defer func() {
+		if a.private == nil {
+			return
+		}
+		// What says why may name what is private.
+		detail := maps.Clone(a.private)
+		if err != nil {
+			detail["reason"] = e.Outcome.Message
+			e.Outcome.Message = public(d)
+		}
+		e.Decision.Reason = public(d)
+		if len(d.Errors) > 0 {
+			detail["errors"] = d.Errors
+			e.Decision.Errors = []string{fmt.Sprintf("%d policies could not be evaluated", len(d.Errors))}
+		}
+		e.Private = []audit.Private{{Subject: "team:" + a.sandbox.Team, Detail: detail}}
+	}()
 	switch {
 	case d.Effect == policy.Permit && len(d.Obligations) == 0:
 		return e, nil
@@ -107,6 +123,17 @@ func (b *Boundary) event(a act) (audit.Event, error) {
 	}
 	e.Outcome.Status = "denied"
 	return e, airlock.Errorf(airlock.Denied, "%s", e.Outcome.Message)
+}
+
+// public is why a decision was so, without what it was about.
+func public(d policy.Decision) string {
+	switch {
+	case len(d.Errors) > 0:
+		return "denied: policies could not be evaluated"
+	case len(d.Policies) == 0:
+		return string(d.Effect) + ": no policy permits it"
+	}
+	return string(d.Effect) + " by " + strings.Join(d.Policies, ", ")
 }
 
 func decision(d policy.Decision) audit.Decision {
@@ -149,6 +176,38 @@ func (b *Boundary) inside(ctx context.Context, a act) (ended, error) {
 		return nil, err
 	}
 	return b.outcome(ctx, a, seq), nil
+}
+
+// insideAll decides several acts that happen together before it records them:
+// if one is denied, that one alone is recorded. Acts that only the first of
+// them could be recorded of have an end with the error.
+func (b *Boundary) insideAll(ctx context.Context, acts []act) (ended, error) {
+	events := make([]audit.Event, len(acts))
+	for i, a := range acts {
+		if a.err != nil {
+			return nil, a.err
+		}
+		var denied error
+		if events[i], denied = b.event(a); denied != nil {
+			b.Trail.Queue(ctx, events[i])
+			return nil, denied
+		}
+	}
+	var all []ended
+	done := func(o audit.Outcome) {
+		for _, d := range all {
+			d(o)
+		}
+	}
+	for i, a := range acts {
+		seq, err := b.Trail.Queue(ctx, events[i])
+		if err != nil {
+			done(outcomeOf(err))
+			return nil, err
+		}
+		all = append(all, b.outcome(ctx, a, seq))
+	}
+	return done, nil
 }
 
 // ask decides an act that only looks. It is recorded if it is denied.
@@ -254,11 +313,15 @@ func absolute(user, name string) string {
 }
 
 // file decides and records a file call that moves no contents.
-func (g *Guest) file(ctx context.Context, action string, req channel.PathRequest, do func() error) error {
-	done, err := g.boundary.inside(ctx, g.act(action).path(req.User, req.Path))
+// The path that was decided takes the place of the caller's: what is home to
+// the sandbox is its own word.
+func (g *Guest) file(ctx context.Context, action string, req *channel.PathRequest, do func() error) error {
+	a := g.act(action).path(req.User, req.Path)
+	done, err := g.boundary.inside(ctx, a)
 	if err != nil {
 		return err
 	}
+	req.Path = a.on.ID
 	if err := do(); err != nil {
 		done(outcomeOf(err))
 		return err

@@ -130,6 +130,21 @@ func TestDenied(t *testing.T) {
 		{"create", `@id("no") forbid (principal, action == Action::"sandbox:create", resource) when { context.memoryMB > 100 };`, func() error { _, err := h.Create(t.Context(), bob, want); return err }},
 		{"exec", `@id("no") forbid (principal, action == Action::"exec:start", resource) when { context.program like "*curl" };`, func() error { _, _, err := h.run(sb.ID, "/usr/bin/curl", 0); return err }},
 		{"input", `@id("no") forbid (principal, action == Action::"exec:input", resource);`, func() error { return g.Input(t.Context(), channel.ProcessRef{PID: 1}, strings.NewReader("x")) }},
+		{"metrics", `@id("no") forbid (principal, action == Action::"sandbox:metrics", resource);`, func() error {
+			_, err := h.Metrics(t.Context(), alice, sb.ID, time.Time{}, time.Now())
+			return err
+		}},
+		{"metric inside", `@id("no") forbid (principal, action == Action::"sandbox:metrics", resource);`, func() error { _, err := g.Metric(t.Context()); return err }},
+		{"usage", `@id("no") forbid (principal, action == Action::"sandbox:metrics", resource);`, func() error { _, err := g.Usage(t.Context()); return err }},
+		{"connect", `@id("no") forbid (principal, action == Action::"sandbox:connect", resource);`, func() error { _, err := h.Connect(t.Context(), alice, sb.ID, time.Minute); return err }},
+		{"environment", `@id("no") forbid (principal, action == Action::"sandbox:get", resource);`, func() error { _, err := g.Env(t.Context()); return err }},
+		{"output", `@id("no") forbid (principal, action == Action::"exec:output", resource);`, func() error { _, _, err := h.run(sb.ID, "echo", 0); return err }},
+		{"attach", `@id("no") forbid (principal, action == Action::"exec:output", resource);`, func() error { _, err := g.Attach(t.Context(), channel.ProcessRef{PID: 1}, 0); return err }},
+		{"visit", `@id("no") forbid (principal, action == Action::"port:serve", resource);`, func() error { return g.MayServe(t.Context(), "public", 80) }},
+		{"compose", `@id("no") forbid (principal, action == Action::"file:remove", resource) when { resource.path == "/home/user/b" };`, func() error {
+			_, err := g.Compose(t.Context(), channel.ComposeRequest{Sources: []string{"a", "b"}, Destination: "c"})
+			return err
+		}},
 		{"read", `@id("no") forbid (principal, action == Action::"file:download", resource) when { resource.path like "/home/user/secret*" };`, func() error {
 			_, _, err := g.ReadFile(t.Context(), channel.ReadRequest{PathRequest: channel.PathRequest{Path: "x/../secret/key"}})
 			return err

@@ -272,7 +272,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 			return airlock.Sandbox{}, err
 		}
 		defer leave()
-		if sb, found, err := c.made(p.Team, req.Key, digest); found || err != nil {
+		if sb, found, err := c.made(ctx, p, req.Key, digest); found || err != nil {
 			return sb, err
 		}
 	}
@@ -609,10 +609,11 @@ func (c *Sandboxes) Kill(ctx context.Context, p airlock.Principal, id string) er
 		return err
 	}
 	e, denied := c.cfg.Boundary.event(on(p, l, "sandbox:kill"))
-	c.cfg.Boundary.Trail.Owe(ctx, e) // what cannot be recorded now must not keep a sandbox alive
 	if denied != nil {
+		c.cfg.Boundary.Trail.Queue(ctx, e)
 		return denied
 	}
+	c.cfg.Boundary.Trail.Owe(ctx, e) // what cannot be recorded now must not keep a sandbox alive
 	l.end()
 	select {
 	case <-l.gone:
@@ -629,6 +630,18 @@ func (c *Sandboxes) SetTimeout(ctx context.Context, p airlock.Principal, id stri
 
 // Extend sets the end of life to d from now unless it is later already.
 func (c *Sandboxes) Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error) {
+	return c.lease(ctx, p, id, d, true)
+}
+
+// Connect is Extend by somebody who is to use the sandbox, and gets its tokens.
+func (c *Sandboxes) Connect(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error) {
+	l, err := c.lookup(p, id)
+	if err != nil {
+		return airlock.Sandbox{}, err
+	}
+	if err := c.cfg.Boundary.ask(ctx, on(p, l, "sandbox:connect")); err != nil {
+		return airlock.Sandbox{}, err
+	}
 	return c.lease(ctx, p, id, d, true)
 }
 

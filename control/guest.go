@@ -83,6 +83,9 @@ func (g *Guest) Start(ctx context.Context, req channel.StartRequest, timeout tim
 		a.context["user"] = req.User
 	}
 	a.private = map[string]any{"context": policy.Context{"program": req.Cmd}, "args": req.Args, "cwd": req.Cwd}
+	if err := g.boundary.ask(ctx, g.act("exec:output")); err != nil {
+		return nil, err
+	}
 	done, err := g.boundary.inside(ctx, a)
 	if err != nil {
 		return nil, err
@@ -106,6 +109,9 @@ const maxLogged = 256
 // Attach follows a process that runs already, from now on. The timeout ends
 // the following, as E2B has it, by killing the process too.
 func (g *Guest) Attach(ctx context.Context, ref channel.ProcessRef, timeout time.Duration) (*Exec, error) {
+	if err := g.boundary.ask(ctx, g.act("exec:output")); err != nil {
+		return nil, err
+	}
 	done, err := g.boundary.inside(ctx, g.act("exec:attach"))
 	if err != nil {
 		return nil, err
@@ -415,10 +421,12 @@ func (g *Guest) Processes(ctx context.Context) ([]channel.ProcessInfo, error) {
 // ReadFile opens a file; the caller reads and closes it. The entry's size is
 // what stat said and may differ from what is read (procfs says 0).
 func (g *Guest) ReadFile(ctx context.Context, req channel.ReadRequest) (_ channel.Entry, _ io.ReadCloser, err error) {
-	done, err := g.boundary.inside(ctx, g.act("file:download").path(req.User, req.Path))
+	a := g.act("file:download").path(req.User, req.Path)
+	done, err := g.boundary.inside(ctx, a)
 	if err != nil {
 		return channel.Entry{}, nil, err
 	}
+	req.Path = a.on.ID
 	defer func() {
 		if err != nil {
 			done(outcomeOf(err))
@@ -458,10 +466,12 @@ func (f *fileReader) Close() error {
 // WriteFile replaces a file's contents with all of r. When r or the guest
 // fails, the file is as it was.
 func (g *Guest) WriteFile(ctx context.Context, req channel.WriteRequest, r io.Reader) (_ channel.Entry, err error) {
-	done, err := g.boundary.inside(ctx, g.act("file:write").path(req.User, req.Path))
+	a := g.act("file:write").path(req.User, req.Path)
+	done, err := g.boundary.inside(ctx, a)
 	if err != nil {
 		return channel.Entry{}, err
 	}
+	req.Path = a.on.ID
 	var in int64
 	defer func() {
 		o := outcomeOf(err)
@@ -509,7 +519,7 @@ func fill(buf []byte, r io.Reader) (n int, err error) {
 
 // Stat describes a path.
 func (g *Guest) Stat(ctx context.Context, req channel.PathRequest) (entry channel.Entry, err error) {
-	err = g.file(ctx, "file:stat", req, func() error {
+	err = g.file(ctx, "file:stat", &req, func() error {
 		entry, err = channel.Call[channel.Entry](ctx, g.mux, channel.MethodStat, req)
 		return err
 	})
@@ -518,7 +528,7 @@ func (g *Guest) Stat(ctx context.Context, req channel.PathRequest) (entry channe
 
 // Mkdir makes a directory and its parents.
 func (g *Guest) Mkdir(ctx context.Context, req channel.PathRequest) (entry channel.Entry, err error) {
-	err = g.file(ctx, "file:mkdir", req, func() error {
+	err = g.file(ctx, "file:mkdir", &req, func() error {
 		entry, err = channel.Call[channel.Entry](ctx, g.mux, channel.MethodMkdir, req)
 		return err
 	})
@@ -527,7 +537,7 @@ func (g *Guest) Mkdir(ctx context.Context, req channel.PathRequest) (entry chann
 
 // Remove removes a path and all below it.
 func (g *Guest) Remove(ctx context.Context, req channel.PathRequest) error {
-	return g.file(ctx, "file:remove", req, func() error {
+	return g.file(ctx, "file:remove", &req, func() error {
 		_, err := channel.Call[channel.Empty](ctx, g.mux, channel.MethodRemove, req)
 		return err
 	})
@@ -536,12 +546,17 @@ func (g *Guest) Remove(ctx context.Context, req channel.PathRequest) error {
 // Move renames a path.
 func (g *Guest) Move(ctx context.Context, req channel.MoveRequest) (channel.Entry, error) {
 	a := g.act("file:move").path(req.User, req.Source)
-	a.context = policy.Context{"to": absolute(req.User, req.Destination)}
+	to := g.act("file:move").path(req.User, req.Destination)
+	if a.err == nil {
+		a.err = to.err
+	}
+	a.context = policy.Context{"to": to.on.ID}
 	a.private["context"] = a.context
 	done, err := g.boundary.inside(ctx, a)
 	if err != nil {
 		return channel.Entry{}, err
 	}
+	req.Source, req.Destination = a.on.ID, to.on.ID
 	entry, err := channel.Call[channel.Entry](ctx, g.mux, channel.MethodMove, req)
 	if err != nil {
 		done(outcomeOf(err))
@@ -549,30 +564,48 @@ func (g *Guest) Move(ctx context.Context, req channel.MoveRequest) (channel.Entr
 	return entry, err
 }
 
-// Compose makes one file of several, which go.
+// Compose makes one file of several, which go: all of it or nothing.
 func (g *Guest) Compose(ctx context.Context, req channel.ComposeRequest) (entry channel.Entry, err error) {
-	for _, source := range req.Sources {
-		if _, err := g.boundary.inside(ctx, g.act("file:remove").path(req.User, source)); err != nil {
-			return channel.Entry{}, err
-		}
+	acts := make([]act, len(req.Sources)+1)
+	sources := make([]string, len(req.Sources))
+	for i, source := range req.Sources {
+		acts[i] = g.act("file:remove").path(req.User, source)
+		sources[i] = acts[i].on.ID
 	}
-	err = g.file(ctx, "file:write", channel.PathRequest{User: req.User, Path: req.Destination}, func() error {
-		entry, err = channel.Call[channel.Entry](ctx, g.mux, channel.MethodCompose, req)
-		return err
-	})
+	acts[len(sources)] = g.act("file:write").path(req.User, req.Destination)
+	req.Sources, req.Destination = sources, acts[len(sources)].on.ID
+	done, err := g.boundary.insideAll(ctx, acts)
+	if err != nil {
+		return channel.Entry{}, err
+	}
+	entry, err = channel.Call[channel.Entry](ctx, g.mux, channel.MethodCompose, req)
+	if err != nil {
+		done(outcomeOf(err))
+	}
 	return entry, err
 }
 
 // ListDir lists a directory.
 func (g *Guest) ListDir(ctx context.Context, req channel.ListDirRequest) (entries []channel.Entry, err error) {
-	err = g.file(ctx, "file:list", req.PathRequest, func() error {
+	err = g.file(ctx, "file:list", &req.PathRequest, func() error {
 		entries, err = channel.CallAll[channel.Entry](ctx, g.mux, channel.MethodListDir, req, maxEntries)
 		return err
 	})
 	return entries, err
 }
 
+// Env returns the environment that its client gave the sandbox.
+func (g *Guest) Env(ctx context.Context) (map[string]string, error) {
+	if err := g.boundary.ask(ctx, g.act("sandbox:get")); err != nil {
+		return nil, err
+	}
+	return g.Sandbox.Env, nil
+}
+
 // Usage returns the guest's view of what the sandbox uses.
 func (g *Guest) Usage(ctx context.Context) (channel.Usage, error) {
+	if err := g.boundary.ask(ctx, g.act("sandbox:metrics")); err != nil {
+		return channel.Usage{}, err
+	}
 	return channel.Call[channel.Usage](ctx, g.mux, channel.MethodUsage, channel.Empty{})
 }

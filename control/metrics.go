@@ -123,22 +123,34 @@ func (c *Sandboxes) sample(ctx context.Context, every time.Duration) {
 }
 
 // Metrics returns what a sandbox of p's team used between two times, oldest first.
-func (c *Sandboxes) Metrics(_ context.Context, p airlock.Principal, id string, from, to time.Time) ([]Metric, error) {
+func (c *Sandboxes) Metrics(ctx context.Context, p airlock.Principal, id string, from, to time.Time) ([]Metric, error) {
 	l, err := c.lookup(p, id)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.cfg.Boundary.ask(ctx, on(p, l, "sandbox:metrics")); err != nil {
 		return nil, err
 	}
 	return l.metrics.between(from, to), nil
 }
 
-// LastMetric returns the newest metric of a sandbox of p's team, if there is one yet.
-func (c *Sandboxes) LastMetric(_ context.Context, p airlock.Principal, id string) (Metric, bool) {
+// LastMetric returns the newest metric of a sandbox of p's team, if there is one
+// yet and p may see it.
+func (c *Sandboxes) LastMetric(ctx context.Context, p airlock.Principal, id string) (Metric, bool) {
 	l, err := c.lookup(p, id)
 	if err != nil {
+		return Metric{}, false
+	}
+	if err := c.cfg.Boundary.ask(ctx, on(p, l, "sandbox:metrics")); err != nil {
 		return Metric{}, false
 	}
 	return l.metrics.last()
 }
 
 // Metric returns what the sandbox uses now, as the host measures it.
-func (g *Guest) Metric(ctx context.Context) (Metric, error) { return g.measure(ctx) }
+func (g *Guest) Metric(ctx context.Context) (Metric, error) {
+	if err := g.boundary.ask(ctx, g.act("sandbox:metrics")); err != nil {
+		return Metric{}, err
+	}
+	return g.measure(ctx)
+}

@@ -60,19 +60,22 @@ func (r CreateRequest) digest() (string, error) {
 }
 
 // made returns the running sandbox that a create with that key made before.
-func (c *Sandboxes) made(team, key, digest string) (sb airlock.Sandbox, found bool, err error) {
+func (c *Sandboxes) made(ctx context.Context, p airlock.Principal, key, digest string) (sb airlock.Sandbox, found bool, err error) {
 	c.mu.Lock()
 	all := slices.Collect(maps.Values(c.live))
 	c.mu.Unlock()
 	for _, l := range all {
 		sb := l.get()
-		if sb.Team != team || sb.CreateKey != key || sb.State != airlock.Running {
+		if sb.Team != p.Team || sb.CreateKey != key || sb.State != airlock.Running {
 			continue
 		}
 		if sb.CreateDigest != digest {
 			e := airlock.Errorf(airlock.Conflict, "the Idempotency-Key %.60q was used for a different create", key)
 			e.Hint = "use a new key for each create"
 			return airlock.Sandbox{}, false, e
+		}
+		if err := c.cfg.Boundary.ask(ctx, on(p, l, "sandbox:connect")); err != nil {
+			return airlock.Sandbox{}, false, err
 		}
 		return sb, true, nil
 	}

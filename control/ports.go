@@ -20,13 +20,28 @@ import (
 // of the channel's streams are always left for commands and files.
 const maxConns = 128
 
+// MayServe decides whether a caller may use a connection that another request
+// of theirs opened: policies may have changed since.
+func (g *Guest) MayServe(ctx context.Context, caller string, port uint16) error {
+	e, denied := g.boundary.event(g.serve(caller, port))
+	if denied != nil {
+		g.boundary.Trail.Append(ctx, e) // it is denied, whether that can be recorded or not
+	}
+	return denied
+}
+
+func (g *Guest) serve(caller string, port uint16) act {
+	a := g.act("port:serve")
+	a.by, a.on, a.context = policy.Entity{Type: "Sandbox", ID: g.Sandbox.ID}, portEntity(port), policy.Context{"caller": caller}
+	return a
+}
+
 // DialPort connects to a port on which a program in the sandbox listens, for
 // a caller: "public", "token", or who it is. It is the only way in. The
 // connection is reset by Close, unless both sides have ended before, and by
 // the end of the sandbox.
 func (g *Guest) DialPort(ctx context.Context, caller string, port uint16) (net.Conn, error) {
-	a := g.act("port:serve")
-	a.by, a.on, a.context = policy.Entity{Type: "Sandbox", ID: g.Sandbox.ID}, portEntity(port), policy.Context{"caller": caller}
+	a := g.serve(caller, port)
 	fields := map[string]string{"port": strconv.Itoa(int(port))}
 	receipt, done, err := g.boundary.cross(ctx, a)
 	var conn *portConn

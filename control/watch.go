@@ -77,6 +77,7 @@ type Watch struct {
 	of     *watches
 	stream *watchStream
 	id     uint32
+	path   string
 	ready  chan struct{} // closed when the guest has answered
 	news   chan struct{} // holds a token when there is something to read
 
@@ -96,8 +97,12 @@ type queuedEvent struct {
 
 // Watch begins to watch a directory. The caller closes it.
 func (g *Guest) Watch(ctx context.Context, user string, c channel.WatchCommand) (w *Watch, err error) {
-	err = g.file(ctx, "file:watch", channel.PathRequest{User: user, Path: c.Path}, func() error {
-		w, err = g.watches.add(ctx, user, c)
+	req := channel.PathRequest{User: user, Path: c.Path}
+	err = g.file(ctx, "file:watch", &req, func() error {
+		c.Path = req.Path
+		if w, err = g.watches.add(ctx, user, c); err == nil {
+			w.path = c.Path
+		}
 		return err
 	})
 	return w, err
@@ -118,10 +123,13 @@ func (g *Guest) WatchPolled(ctx context.Context, user string, c channel.WatchCom
 
 // Polled returns the events since the last call. A watch that is over answers
 // what it had left, and then with why it is over.
-func (g *Guest) Polled(id string) ([]channel.WatchEvent, error) {
+func (g *Guest) Polled(ctx context.Context, id string) ([]channel.WatchEvent, error) {
 	w := g.watches.find(id)
 	if w == nil {
 		return nil, noWatch(id)
+	}
+	if err := g.boundary.ask(ctx, g.act("file:watch").path("", w.path)); err != nil {
+		return nil, err
 	}
 	events, err := w.drain()
 	if len(events) > 0 || err == nil {
