@@ -3,10 +3,11 @@
 // language that a security person can read. What no policy permits is denied,
 // a forbid wins over every permit, and what cannot be evaluated is denied.
 //
-// It must not know of HTTP, of the audit trail, of files, of the network or of
-// the time: texts and facts come in, decisions go out. Only this package
-// imports Cedar. Start reading at Decide; schema.cedarschema is the list of
-// everything a policy may speak of, and docs/POLICY.md says it in words.
+// It must not know of HTTP, of the audit trail, of the network or of the time,
+// and of files only in Load: texts and facts come in, decisions go out. Only
+// this package imports Cedar. Start reading at Decide; schema.cedarschema is
+// the list of everything a policy may speak of, and docs/POLICY.md says it in
+// words.
 package policy
 
 import (
