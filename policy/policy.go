@@ -233,6 +233,12 @@ func (d *Decision) conclude(layers []layer, f Facts, c Call) {
 		}
 	}
 	if why == "" {
+		if ids, kind := unmeetable(layers, c.Action); ids != nil {
+			d.Policies = ids
+			why = fmt.Sprintf("policy %s permits %s only with @%s, which %s cannot meet: remove it from the policy", ids[0], described(c), kind, c.Action)
+		}
+	}
+	if why == "" {
 		d.Policies = permits
 		d.Effect, d.Obligations = Permit, obligations(layers)
 		why = "permitted by " + permits[len(permits)-1]
