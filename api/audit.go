@@ -14,7 +14,6 @@ import (
 	"airlock.dev/airlock/audit/index"
 	"airlock.dev/airlock/audit/tiles"
 	"airlock.dev/airlock/control"
-	"airlock.dev/airlock/policy"
 )
 
 // Trail is what the api asks of the audit log.
@@ -345,19 +344,22 @@ func (s *server) auditRelease(w http.ResponseWriter, r *request) error {
 
 // Policies is what the api asks of the policies in force.
 type Policies interface {
-	Reload(ctx context.Context, trail control.Trail, by audit.Actor) error
-	Current() *policy.Policies
+	Reload(ctx context.Context, by audit.Actor) error
+	InForce() control.InForce
 }
 
 func (s *server) policiesInForce(w http.ResponseWriter, r *request) error {
-	p := s.Policies.Current()
+	p := s.Policies.InForce()
 	ceiling := p.For(r.URL.Query().Get("team"))
-	writeJSON(w, http.StatusOK, map[string]any{"team": r.URL.Query().Get("team"), "name": ceiling.Name(), "digest": ceiling.Digest(), "text": ceiling.Text(), "teams": p.Teams()})
+	writeJSON(w, http.StatusOK, map[string]any{
+		"team": r.URL.Query().Get("team"), "name": ceiling.Name(), "digest": ceiling.Digest(), "text": ceiling.Text(), "teams": p.Teams(),
+		"source": p.Source, "loaded": p.Digest(), "files": p.PolicyFiles(), "ceilings": p.Ceilings(),
+	})
 	return nil
 }
 
 func (s *server) reloadPolicies(w http.ResponseWriter, r *request) error {
-	if err := s.Policies.Reload(r.Context(), s.Trail, actorOf(r.caller)); err != nil {
+	if err := s.Policies.Reload(r.Context(), actorOf(r.caller)); err != nil {
 		return err
 	}
 	return s.policiesInForce(w, r)

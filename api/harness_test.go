@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -72,7 +73,7 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	}
-	policies, _, err := control.OpenPolicies("", "", log)
+	policies, err := control.OpenPolicies(t.Context(), "", filepath.Join(t.TempDir(), "kept"), w.trail, log)
 	if err != nil {
 		t.Fatal(err)
 	}

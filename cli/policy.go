@@ -101,7 +101,7 @@ func loadPolicies(dir string) (*policy.Policies, error) {
 	if err != nil || !info.IsDir() {
 		return nil, noDirectory(dir)
 	}
-	p, err := policy.Load(os.DirFS(dir))
+	p, err := policy.Load(policy.Dir(dir))
 	var problems policy.Problems
 	if errors.As(err, &problems) {
 		return nil, below(dir, problems)

@@ -226,7 +226,9 @@ func (a *app) policyReload() *cobra.Command {
 		Use:   "reload",
 		Short: "Make the server read its directory of policies again",
 		Long: `Reload loads the directory that serve was given with --policies. If anything in it
-is wrong, all of what was in force stays, and the trail has the attempt.`,
+is wrong, all of what was in force stays, and the trail has the attempt. It says
+what is in force with its digests: of all files together, and of what holds for
+each team, as decisions in the trail have it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.server()
@@ -239,6 +241,10 @@ is wrong, all of what was in force stays, and the trail has the attempt.`,
 			}
 			return a.print(p, func(w io.Writer) {
 				fmt.Fprintf(w, "in force: %s for teams without a file of their own, and those of %d teams\n", printable(p.Name), len(p.Teams))
+				fmt.Fprintf(w, "  %s  %s\n", p.Loaded, printable(p.Source))
+				for _, c := range p.Ceilings {
+					fmt.Fprintf(w, "  %s  %s\n", c.SHA256, printable(c.Name))
+				}
 			})
 		},
 	}

@@ -161,13 +161,24 @@ func (c *Client) AuditRelease(ctx context.Context, name string) error {
 	return err
 }
 
-// PoliciesInForce are a team's.
+// PoliciesInForce are a team's, and where they and those of the others are
+// from. Digests are SHA-256 in hexadecimal.
 type PoliciesInForce struct {
-	Team   string   `json:"team"`
-	Name   string   `json:"name"`
-	Digest string   `json:"digest"`
-	Text   string   `json:"text"`
-	Teams  []string `json:"teams"`
+	Team     string   `json:"team"`
+	Name     string   `json:"name"`
+	Digest   string   `json:"digest"`
+	Text     string   `json:"text"`
+	Teams    []string `json:"teams"`  // with a file of their own
+	Source   string   `json:"source"` // "directory", "kept copy" or "built in"
+	Loaded   string   `json:"loaded"` // digest of all files together
+	Files    []Digest `json:"files"`
+	Ceilings []Digest `json:"ceilings"` // as decisions have them
+}
+
+// Digest is a file's or a set's SHA-256, in hexadecimal.
+type Digest struct {
+	Name   string `json:"name"`
+	SHA256 string `json:"sha256"`
 }
 
 // ReloadPolicies makes the server read its directory of policies again.

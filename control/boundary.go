@@ -111,16 +111,10 @@ func (b *Boundary) event(a act) (e audit.Event, err error) {
 		}
 		e.Private = []audit.Private{{Subject: "team:" + a.sandbox.Team, Detail: detail}}
 	}()
-	switch {
-	case d.Effect == policy.Permit && len(d.Obligations) == 0:
+	if d.Effect == policy.Permit && len(d.Obligations) == 0 { // acts on sandboxes never have any
 		return e, nil
-	case d.Effect == policy.Permit:
-		e.Outcome.Message = "the permit has the condition " + string(d.Obligations[0].Kind) + ", which " + a.action + " cannot meet: remove it from the policy"
-	case d.Effect == policy.Hold:
-		e.Outcome.Message = strings.TrimSuffix(d.Reason, ".") + ": acts on sandboxes cannot wait for an approval"
-	default:
-		e.Outcome.Message = d.Reason
 	}
+	e.Outcome.Message = d.Reason
 	e.Outcome.Status = "denied"
 	return e, airlock.Errorf(airlock.Denied, "%s", e.Outcome.Message)
 }

@@ -2,20 +2,58 @@ package policy
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
+	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // The bounds of a directory of policies.
 const (
 	maxFiles = 5000
-	maxTests = 1 << 20 // bytes of one file of tests
+	maxTests = 1 << 20  // bytes of one file of tests
+	maxBytes = 64 << 20 // of all files together
 )
+
+// Dir is a directory of the host, for Load. Nothing in it makes Load wait:
+// what is no regular file is not opened, and if it becomes a FIFO or a device
+// just then, opening it does not wait for its other end.
+type Dir string
+
+// Open opens a file or a directory for reading.
+func (d Dir) Open(name string) (fs.File, error) {
+	path, err := d.path("open", name)
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+}
+
+// Stat says what is there, behind links, and opens nothing.
+func (d Dir) Stat(name string) (fs.FileInfo, error) {
+	path, err := d.path("stat", name)
+	if err != nil {
+		return nil, err
+	}
+	return os.Stat(path)
+}
+
+func (d Dir) path(op, name string) (string, error) {
+	if !fs.ValidPath(name) {
+		return "", &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
+	}
+	return filepath.Join(string(d), filepath.FromSlash(name)), nil
+}
 
 // Policies is an operator's directory, loaded as a whole: what each team may
 // do at most, and the tests that say so. It never changes; a reload makes a
@@ -24,12 +62,32 @@ type Policies struct {
 	standard *Set // of default.cedar, else the profile; with all.cedar
 	teams    map[string]*Set
 	tests    []Test
+	files    map[string][]byte
+	digest   string
 }
 
 // Builtin is what holds without a directory: the profile DefaultProfile for
 // every team.
 func Builtin() *Policies {
-	return &Policies{standard: profiles()[DefaultProfile]}
+	standard := profiles()[DefaultProfile]
+	return &Policies{standard: standard, digest: standard.digest}
+}
+
+// Files are those that Load read, by their paths and byte for byte; none if
+// there was no directory. They must not be changed.
+func (p *Policies) Files() map[string][]byte { return p.files }
+
+// Digest names all that Load read: it is the SHA-256, in lower-case
+// hexadecimal, of a line for each file, sorted by path, as sha256sum writes
+// it. Without a directory it is the digest of the set.
+func (p *Policies) Digest() string { return p.digest }
+
+func digestOf(files map[string][]byte) string {
+	all := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		fmt.Fprintf(all, "%x  %s\n", sha256.Sum256(files[name]), name)
+	}
+	return hex.EncodeToString(all.Sum(nil))
 }
 
 // For returns the ceiling of a team: all.cedar together with the team's own
@@ -60,9 +118,10 @@ var teamFile = regexp.MustCompile(`^([a-z0-9][a-z0-9-]{0,38})\.cedar$`)
 // tests/*.yaml. The error is Problems, all that is wrong in all files: a file
 // that would be overlooked is one of them. What begins with a dot, the
 // directory profiles/, the schema and texts (.md, .txt) are for readers and
-// are not looked at.
+// are not looked at. Links are followed; what is no regular file in the end is
+// refused and not opened.
 func Load(dir fs.FS) (*Policies, error) {
-	l := loader{dir: dir}
+	l := loader{dir: dir, read: map[string][]byte{}}
 	entries := l.list(".")
 	var all, standard []*policy
 	hasDefault := false
@@ -103,7 +162,7 @@ func Load(dir fs.FS) (*Policies, error) {
 			l.unread(name, "a directory of policies has all.cedar, default.cedar, teams/NAME.cedar and tests/NAME.yaml")
 		}
 	}
-	p := &Policies{teams: map[string]*Set{}, tests: l.tests}
+	p := &Policies{teams: map[string]*Set{}, tests: l.tests, files: l.read, digest: digestOf(l.read)}
 	if len(l.problems) == 0 {
 		if hasDefault {
 			p.standard = l.set("default.cedar", standard, all)
@@ -129,7 +188,9 @@ func Load(dir fs.FS) (*Policies, error) {
 // loader collects what is wrong.
 type loader struct {
 	dir      fs.FS
-	files    int
+	files    int // that were asked for
+	bytes    int
+	read     map[string][]byte
 	tests    []Test
 	problems Problems
 }
@@ -144,7 +205,14 @@ func (l *loader) unread(file, hint string) {
 
 // list returns the entries of a directory without hidden ones.
 func (l *loader) list(name string) []fs.DirEntry {
-	entries, err := fs.ReadDir(l.dir, name)
+	info, err := fs.Stat(l.dir, name)
+	if err == nil && !info.IsDir() {
+		err = errors.New("it is no directory")
+	}
+	var entries []fs.DirEntry
+	if err == nil {
+		entries, err = fs.ReadDir(l.dir, name)
+	}
 	if err != nil {
 		l.problem(name, "cannot be read: "+err.Error(), "make it a directory that Airlock may read")
 		return nil
@@ -152,36 +220,58 @@ func (l *loader) list(name string) []fs.DirEntry {
 	return slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
 }
 
-// read returns a file's content and whether it could be read.
-func (l *loader) read(file string, most int64) ([]byte, bool) {
+// content returns a file's bytes and whether it could be read.
+func (l *loader) content(file string, most int) ([]byte, bool) {
 	if l.files++; l.files > maxFiles {
 		if l.files == maxFiles+1 {
 			l.problem(file, fmt.Sprintf("more than %d files", maxFiles), "use fewer")
 		}
 		return nil, false
 	}
-	info, err := fs.Stat(l.dir, file)
-	switch {
-	case err != nil:
-	case !info.Mode().IsRegular():
-		err = errors.New("it is no file")
-	case info.Size() > most:
-		l.problem(file, fmt.Sprintf("%d bytes", info.Size()), fmt.Sprintf("use at most %d, in several files", most))
-		return nil, false
-	}
-	var text []byte
-	if err == nil {
-		text, err = fs.ReadFile(l.dir, file)
-	}
+	text, err := readRegular(l.dir, file, most)
 	if err != nil {
 		l.problem(file, "cannot be read: "+err.Error(), "make it a file that Airlock may read")
 		return nil, false
 	}
+	if len(text) > most {
+		l.problem(file, fmt.Sprintf("more than %d bytes", most), "use several files")
+		return nil, false
+	}
+	if l.bytes += len(text); l.bytes > maxBytes {
+		if l.bytes-len(text) <= maxBytes {
+			l.problem(file, fmt.Sprintf("more than %d bytes in all files together", maxBytes), "use fewer or smaller ones")
+		}
+		return nil, false
+	}
+	l.read[file] = text
 	return text, true
 }
 
+// readRegular returns what a regular file has, one byte more than most at the
+// most.
+func readRegular(dir fs.FS, name string, most int) ([]byte, error) {
+	regular := func(info fs.FileInfo, err error) error {
+		if err == nil && !info.Mode().IsRegular() {
+			err = errors.New("it is no file")
+		}
+		return err
+	}
+	if err := regular(fs.Stat(dir, name)); err != nil {
+		return nil, err
+	}
+	f, err := dir.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := regular(f.Stat()); err != nil { // another may be there by now
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(f, int64(most)+1))
+}
+
 func (l *loader) policies(file string) []*policy {
-	text, ok := l.read(file, maxText)
+	text, ok := l.content(file, maxText)
 	if !ok {
 		return nil
 	}
@@ -191,7 +281,7 @@ func (l *loader) policies(file string) []*policy {
 }
 
 func (l *loader) readTests(file string) {
-	text, ok := l.read(file, maxTests)
+	text, ok := l.content(file, maxTests)
 	if !ok {
 		return
 	}

@@ -2,8 +2,13 @@ package policy
 
 import (
 	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -195,4 +200,105 @@ func FuzzParseTests(f *testing.F) {
 			test.Run(Builtin())
 		}
 	})
+}
+
+func TestFilesAndDigest(t *testing.T) {
+	files := map[string]string{"all.cedar": noMail, "teams/research.cedar": permitAll, "tests/a.yaml": "- test: x\n  expect: deny\n  call: {principal: Sandbox::i1, action: dns:resolve, resource: Host::a}\n"}
+	p, err := Load(dir(files))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for name, text := range p.Files() {
+		got[name] = string(text)
+	}
+	if diff := cmp.Diff(files, got); diff != "" {
+		t.Error(diff)
+	}
+	if p.Digest() != "874f2718c8f3ff89f8042aa5b7969d11cb73110d3b7d48abad3c15c726e0220d" { // of sha256sum all.cedar teams/research.cedar tests/a.yaml | sha256sum
+		t.Errorf("digest %s", p.Digest())
+	}
+	if got := Builtin(); len(got.Files()) != 0 || got.Digest() != got.For("").Digest() {
+		t.Errorf("without a directory: %d files, %s", len(got.Files()), got.Digest())
+	}
+}
+
+// TestLoadOpensRegularFilesOnly: a FIFO would hold up the server, a device
+// could do anything.
+func TestLoadOpensRegularFilesOnly(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		make func(dir string) error
+		want string // the problem; "" is none
+	}{
+		{"a FIFO that nothing reads", func(dir string) error {
+			return errors.Join(syscall.Mkfifo(filepath.Join(dir, "notes.txt"), 0o600), syscall.Mkfifo(filepath.Join(dir, ".git"), 0o600))
+		}, ""},
+		{"a FIFO in place of policies", func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "all.cedar"), 0o600) }, "all.cedar: cannot be read: it is no file: make it a file that Airlock may read"},
+		{"a FIFO in place of a directory", func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "teams"), 0o600) }, "teams: cannot be read: it is no directory: make it a directory that Airlock may read"},
+		{"a FIFO in place of tests", func(dir string) error {
+			return errors.Join(os.Mkdir(filepath.Join(dir, "tests"), 0o700), syscall.Mkfifo(filepath.Join(dir, "tests", "a.yaml"), 0o600))
+		}, "tests/a.yaml: cannot be read: it is no file: make it a file that Airlock may read"},
+		{"a device", func(dir string) error { return os.Symlink("/dev/zero", filepath.Join(dir, "all.cedar")) }, "all.cedar: cannot be read: it is no file: make it a file that Airlock may read"},
+		{"a socket", func(dir string) error {
+			l, err := net.Listen("unix", filepath.Join(dir, "all.cedar"))
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}, "all.cedar: cannot be read: it is no file: make it a file that Airlock may read"},
+		{"a directory in place of policies", func(dir string) error { return os.Mkdir(filepath.Join(dir, "default.cedar"), 0o700) }, "default.cedar: cannot be read: it is no file: make it a file that Airlock may read"},
+		{"a file that does not end", func(dir string) error { return os.Truncate(touched(t, filepath.Join(dir, "all.cedar")), 1<<40) }, "all.cedar: more than 262144 bytes: use several files"},
+		{"a volume of Kubernetes", func(dir string) error {
+			return errors.Join(os.MkdirAll(filepath.Join(dir, "..2026_12_02", "teams"), 0o700), os.WriteFile(filepath.Join(dir, "..2026_12_02", "teams", "a.cedar"), []byte(permitAll), 0o600),
+				os.WriteFile(filepath.Join(dir, "..2026_12_02", "all.cedar"), []byte(noMail), 0o600),
+				os.Symlink("..2026_12_02", filepath.Join(dir, "..data")), os.Symlink("..data/all.cedar", filepath.Join(dir, "all.cedar")), os.Symlink("..data/teams", filepath.Join(dir, "teams")))
+		}, ""},
+	} {
+		dir := t.TempDir()
+		if err := tt.make(dir); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		p, err := Load(Dir(dir))
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%s: %q", tt.name, got)
+		}
+		if tt.name == "a volume of Kubernetes" && err == nil && !slices.Equal(p.For("a").IDs(), []string{"all", "no-mail"}) {
+			t.Errorf("%s: %v", tt.name, p.For("a").IDs())
+		}
+	}
+	// What was a file when it was looked at may be none when it is opened.
+	fifo := t.TempDir()
+	if err := syscall.Mkfifo(filepath.Join(fifo, "all.cedar"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Dir(fifo).Open("all.cedar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+func touched(t *testing.T, path string) string {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestLoadBoundsAllFilesTogether(t *testing.T) {
+	files := map[string]string{}
+	for i := range 257 {
+		files[fmt.Sprintf("teams/t%03d.cedar", i)] = permitAll + strings.Repeat(" ", maxText-len(permitAll))
+	}
+	_, err := Load(dir(files))
+	const want = "teams/t256.cedar: more than 67108864 bytes in all files together: use fewer or smaller ones"
+	if err == nil || err.Error() != want {
+		t.Errorf("%v", err)
+	}
 }

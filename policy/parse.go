@@ -393,6 +393,10 @@ func check(name string, text []byte, c *cedar.Policy) (*policy, Problems) {
 	case ast.ScopeTypeInSet:
 		p.actions = m.members(append([]types.EntityUID{}, scope.Entities...))
 	}
+	for _, u := range m.unmet(p) {
+		line, column := find(text, at, "@"+string(u.kind))
+		wrong(column, line, u.hint, "%s", u.message)
+	}
 	for _, never := range m.neverMatch(p, tree) {
 		line, column := find(text, at, never.literal)
 		wrong(column, line, never.hint, "%s matches nothing, ever", shown(never.literal))

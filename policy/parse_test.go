@@ -29,6 +29,14 @@ func TestParseRefuses(t *testing.T) {
 		{"no limit", head + "@limit(\"0\") permit (principal, action, resource);", []string{`2:1: policy a: @limit("0") is no number of rows: write @limit("100"), from 1 to 1000000000`}},
 		{"a limit with a sign", head + "@limit(\"+5\") permit (principal, action, resource);", []string{`2:1: policy a: @limit("+5") is no number of rows: write @limit("100"), from 1 to 1000000000`}},
 		{"an obligation of a forbid", head + "@hold(\"owners\") forbid (principal, action, resource);", []string{"2:1: policy a: a forbid has no @hold: put it on a permit: it says what must be done with a permitted act"}},
+		{"a mask of all acts", head + "@mask(\"a.b\")\npermit (principal, action, resource);", []string{"2:1: policy a: app:approve and 39 more of its actions cannot meet @mask: put it on a permit whose action is one of db:select, db:insert, db:update, db:delete"}},
+		{"a limit of files", head + `@limit("5") permit (principal, action == Action::"file:download", resource);`, []string{"2:1: policy a: file:download cannot meet @limit: put it on a permit whose action is one of db:*"}},
+		{"a secret for programs", head + `@inject("x") permit (principal, action in [Action::"http:*", Action::"exec:start"], resource);`, []string{"2:1: policy a: exec:start cannot meet @inject: put it on a permit whose action is one of http:request, secret:use"}},
+		{"a hold of ports", head + `@hold("x") permit (principal, action in [Action::"port:*"], resource);`, []string{"2:1: policy a: port:serve cannot meet @hold: put it on a permit whose action is one of dns:*, net:*, http:*, secret:*, db:*, app:run"}},
+		{"a hold of sandboxes, and a mask", head + `@hold("x") @mask("a.b") permit (principal, action == Action::"sandbox:create", resource);`, []string{
+			"2:1: policy a: sandbox:create cannot meet @hold: put it on a permit whose action is one of dns:*, net:*, http:*, secret:*, db:*, app:run",
+			"2:12: policy a: sandbox:create cannot meet @mask: put it on a permit whose action is one of db:select, db:insert, db:update, db:delete"}},
+		{"a hold of a revocation", head + `@hold("x") permit (principal, action in [Action::"app:run", Action::"app:revoke"], resource);`, []string{"2:1: policy a: app:revoke cannot meet @hold: put it on a permit whose action is one of dns:*, net:*, http:*, secret:*, db:*, app:run"}},
 		{"a reason in two lines", head + "@reason(\"a\\nb\") forbid (principal, action, resource);", []string{"2:1: policy a: @reason is empty or long or does not print: say in 1 to 200 bytes what whoever is denied shall do"}},
 		{"an unknown action", head + `permit (principal, action == Action::"net:fly", resource);`, []string{
 			"2:38: policy a: unrecognized action `Action::\"net:fly\"`: there are net:*, net:connect",
@@ -134,7 +142,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(text)
 	}
 	f.Add(twentyPolicies())
-	f.Add(`@id("a") @limit("1") @mask("a.b,c.d") permit (principal is Sandbox in Team::"t", action in [Action::"net:*"], resource == Host::"\u{41}\"") when { if context.ip.isIpv4() then !(context.port < -1) else {"a": [1]}.a.contains(1) } unless { context has ip.x };`)
+	f.Add(`@id("a") @hold("x,y") permit (principal is Sandbox in Team::"t", action in [Action::"net:*"], resource == Host::"\u{41}\"") when { if context.ip.isIpv4() then !(context.port < -1) else {"a": [1]}.a.contains(1) } unless { context has ip.x };`)
 	f.Add(`@id("a") permit (principal, action, resource) when { principal is User && principal.role like "\*\u{2a}*" };`)
 	for _, condition := range expressions {
 		f.Add(inConditions(condition))

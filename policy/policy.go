@@ -3,10 +3,11 @@
 // language that a security person can read. What no policy permits is denied,
 // a forbid wins over every permit, and what cannot be evaluated is denied.
 //
-// It must not know of HTTP, of the audit trail, of files, of the network or of
-// the time: texts and facts come in, decisions go out. Only this package
-// imports Cedar. Start reading at Decide; schema.cedarschema is the list of
-// everything a policy may speak of, and docs/POLICY.md says it in words.
+// It must not know of HTTP, of the audit trail, of the network or of the time,
+// and of files only in Load: texts and facts come in, decisions go out. Only
+// this package imports Cedar. Start reading at Decide; schema.cedarschema is
+// the list of everything a policy may speak of, and docs/POLICY.md says it in
+// words.
 package policy
 
 import (
@@ -229,6 +230,12 @@ func (d *Decision) conclude(layers []layer, f Facts, c Call) {
 			if l.effect != cedar.Allow && why == "" {
 				why = fmt.Sprintf("nothing in the %s permits %s: %s", layerInWords[l.name], described(c), remedyFor(l.name, f))
 			}
+		}
+	}
+	if why == "" {
+		if ids, kind := unmeetable(layers, c.Action); ids != nil {
+			d.Policies = ids
+			why = fmt.Sprintf("policy %s permits %s only with @%s, which %s cannot meet: remove it from the policy", ids[0], described(c), kind, c.Action)
 		}
 	}
 	if why == "" {

@@ -400,25 +400,57 @@ func TestObligations(t *testing.T) {
 @id("more") @limit("50") @mask("customers.email") permit (principal, action == Action::"db:select", resource is Table);
 @id("write") @hold("data-owners") permit (principal, action == Action::"db:update", resource);
 @id("never") @hold("nobody") permit (principal, action == Action::"db:delete", resource);
+@id("secrets") @inject("crm-key") @hold("owners") permit (principal, action in [Action::"secret:*", Action::"http:*"], resource);
 `)
 	asked := mustParse(t, `
-@id("read") @limit("500") @inject("crm-password") permit (principal, action in [Action::"db:select", Action::"db:update"], resource);`)
+@id("read") @limit("500") @mask("customers.phone") permit (principal, action in [Action::"db:select", Action::"db:update"], resource);
+@id("call") @inject("weather-key") permit (principal, action == Action::"secret:use", resource);`)
 	for _, tt := range []struct {
 		action, typ, id string
 		effect          Effect
 		obligations     []Obligation
 	}{
-		{"db:select", "Table", "crm/public/customers", Permit, []Obligation{{Kind: "inject", Value: "crm-password"}, {Kind: "limit", Limit: 50}, {Kind: "mask", Value: "customers.email"}, {Kind: "mask", Value: "customers.phone"}}},
-		{"db:select", "Column", "crm/public/customers/id", Permit, []Obligation{{Kind: "inject", Value: "crm-password"}, {Kind: "limit", Limit: 100}, {Kind: "mask", Value: "customers.email"}, {Kind: "mask", Value: "customers.phone"}}},
-		{"db:update", "Table", "crm/public/customers", Hold, []Obligation{{Kind: "hold", Value: "data-owners"}, {Kind: "inject", Value: "crm-password"}, {Kind: "limit", Limit: 500}}},
+		{"db:select", "Table", "crm/public/customers", Permit, []Obligation{{Kind: "limit", Limit: 50}, {Kind: "mask", Value: "customers.email"}, {Kind: "mask", Value: "customers.phone"}}},
+		{"db:select", "Column", "crm/public/customers/id", Permit, []Obligation{{Kind: "limit", Limit: 100}, {Kind: "mask", Value: "customers.email"}, {Kind: "mask", Value: "customers.phone"}}},
+		{"db:update", "Table", "crm/public/customers", Hold, []Obligation{{Kind: "hold", Value: "data-owners"}, {Kind: "limit", Limit: 500}, {Kind: "mask", Value: "customers.phone"}}},
 		{"db:delete", "Table", "crm/public/customers", Deny, nil},
+		{"secret:use", "Secret", "weather", Hold, []Obligation{{Kind: "hold", Value: "owners"}, {Kind: "inject", Value: "crm-key"}, {Kind: "inject", Value: "weather-key"}}},
 	} {
-		d := Effective{Ceiling: ceiling, Request: asked}.Decide(someFacts(), Call{Principal: Entity{"Execution", "e1"}, Action: tt.action, Resource: Entity{tt.typ, tt.id}})
+		d := Effective{Ceiling: ceiling, Request: asked}.Decide(someFacts(), Call{Principal: Entity{"Execution", "e1"}, Action: tt.action, Resource: Entity{tt.typ, tt.id}, Context: circumstances[tt.action]})
 		if d.Effect != tt.effect {
 			t.Errorf("%s on a %s: %s: %s", tt.action, tt.typ, d.Effect, d.Reason)
 		}
 		if diff := cmp.Diff(tt.obligations, d.Obligations); diff != "" {
 			t.Errorf("%s on a %s: %s", tt.action, tt.typ, diff)
+		}
+	}
+}
+
+var circumstances = map[string]Context{"secret:use": {"host": "a.example", "port": 443, "method": "GET", "path": "/", "location": "header"}}
+
+// TestWhatCannotBeMetDenies: Parse lets no such policy through. One that comes
+// all the same denies, so that what is recorded, what is queried and what a
+// replay finds agree.
+func TestWhatCannotBeMetDenies(t *testing.T) {
+	for _, o := range []Obligation{{Kind: KindMask, Value: "a.b"}, {Kind: KindLimit, Limit: 5}, {Kind: KindInject, Value: "x"}, {Kind: KindHold, Value: "x"}} {
+		s := mustParse(t, `@id("all") permit (principal, action, resource); @id("run") permit (principal, action == Action::"exec:start", resource);`)
+		s.byID["run"].obligations = []Obligation{o}
+		call := exec(Entity{"User", "k1"})
+		got := Effective{Ceiling: s}.Decide(someFacts(), call)
+		want := Decision{Effect: Deny, Policies: []string{"ceiling/run"}, Set: s.Digest(),
+			Reason: `policy ceiling/run permits ` + described(call) + ` only with @` + string(o.Kind) + `, which exec:start cannot meet: remove it from the policy`}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", o.Kind, diff)
+		}
+		draft := &Policies{standard: s}
+		recorded := Recorded{Facts: someFacts(), Call: call, Decision: got}
+		for change := range Replay(draft, slices.Values([]Recorded{recorded})) {
+			t.Errorf("%s: a replay finds %+v", o.Kind, change)
+		}
+		recorded.Decision = Decision{Effect: Permit, Obligations: []Obligation{o}}
+		changes := slices.Collect(Replay(draft, slices.Values([]Recorded{recorded})))
+		if len(changes) != 1 || changes[0].Would.Effect != Deny {
+			t.Errorf("%s: a replay of what was recorded as a permit: %+v", o.Kind, changes)
 		}
 	}
 }

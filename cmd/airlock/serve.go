@@ -168,16 +168,9 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		defer cancel()
 		err = errors.Join(err, trail.Close(closing))
 	}()
-	policies, refused, err := control.OpenPolicies(o.Policies, filepath.Join(o.DataDir, "policies.last"), log)
+	policies, err := control.OpenPolicies(ctx, o.Policies, filepath.Join(o.DataDir, "policies.last"), trail, log)
 	if err != nil {
 		return err
-	}
-	if refused != nil {
-		log.Error("the directory of policies does not load; the last one that did stays in force", "err", refused)
-		e := audit.Event{Type: "policy.load", Actor: audit.Actor{Kind: "system"}, Outcome: audit.Outcome{Status: "error", Message: refused.Error()}}
-		if _, err := trail.Append(ctx, e); err != nil {
-			return err
-		}
 	}
 	sandboxes, err := control.New(ctx, control.Config{
 		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log,
