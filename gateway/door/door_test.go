@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,7 +56,7 @@ func (h handler) UDP(ctx context.Context, from, to netip.AddrPort, c net.Conn) {
 // pair returns the two ends of a wire, with room for what a sandbox may send.
 func pair(t testing.TB) (ours, guests *os.File) {
 	t.Helper()
-	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +117,10 @@ func newGuest(t testing.TB, end *os.File) guest {
 		{Destination: header.IPv4EmptySubnet, Gateway: address("10.0.0.1"), NIC: 1},
 		{Destination: header.IPv6EmptySubnet, Gateway: address("fd61:6972::1"), NIC: 1},
 	})
-	t.Cleanup(s.Destroy)
+	t.Cleanup(func() {
+		link.Attach(nil) // by itself: within Destroy it can wait for a lock that Destroy has
+		s.Destroy()
+	})
 	return guest{s}
 }
 
@@ -158,6 +162,19 @@ func (g guest) dialUDP(t testing.TB, to string) *gonet.UDPConn {
 	t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(20 * time.Second))
 	return c
+}
+
+// unreachable returns what a read of c says once ICMP has told of it; a read
+// that waits already does not learn of ICMP in this stack.
+func unreachable(c *gonet.UDPConn) (err error) {
+	var timeout net.Error
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+		c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if _, err = c.Read(make([]byte, 1)); !errors.As(err, &timeout) || !timeout.Timeout() {
+			break
+		}
+	}
+	return err
 }
 
 // eventually waits for something that other goroutines bring about.
@@ -347,7 +364,7 @@ func TestDeadlines(t *testing.T) {
 
 func TestFlowBudget(t *testing.T) {
 	block := make(chan bool)
-	d, end := open(t, Config{MaxFlows: 5, UDP: func(netip.AddrPort) bool { return true }}, handler{
+	d, end := open(t, Config{MaxFlows: 5, Linger: 50 * time.Millisecond, UDP: func(netip.AddrPort) bool { return true }}, handler{
 		tcp: func(_ context.Context, f *Flow) {
 			if f.To().Port() == 80 {
 				if _, err := f.Accept(); err != nil {
@@ -374,7 +391,7 @@ func TestFlowBudget(t *testing.T) {
 	}
 	u := g.dialUDP(t, "192.0.2.1:53")
 	u.Write([]byte("x"))
-	if _, err := u.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "refused") {
+	if err := unreachable(u); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("one more of UDP: %v", err)
 	}
 	if s := d.Stats(); s.Flows != 5 || s.Refused != 4 {
@@ -382,7 +399,10 @@ func TestFlowBudget(t *testing.T) {
 	}
 	close(block)
 	eventually(t, "room again", func() bool { return d.Stats().Flows == 0 })
-	g.mustDial(t, "192.0.2.1:80")
+	c := g.mustDial(t, "192.0.2.1:80")
+	if got, err := io.ReadAll(c); len(got) != 0 || err != nil {
+		t.Errorf("a flow after the others: %q, %v", got, err)
+	}
 }
 
 func TestUDP(t *testing.T) {
@@ -436,7 +456,7 @@ func TestRefusedUDP(t *testing.T) {
 			c := g.dialUDP(t, to)
 			began := time.Now()
 			c.Write([]byte("quic"))
-			_, err := c.Read(make([]byte, 1))
+			err := unreachable(c)
 			if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "refused") || took > 100*time.Millisecond {
 				t.Errorf("%s, %s: %v after %v", name, to, err, took)
 			}
@@ -552,6 +572,39 @@ func TestTimeouts(t *testing.T) {
 		}
 		eventually(t, "the flow ends", func() bool { return d.Stats().Flows == 0 })
 	})
+}
+
+// Who says that it is someone else is not heard, whatever it tries.
+func TestSpoofedSources(t *testing.T) {
+	var mu sync.Mutex
+	var told []string
+	note := func(from, to netip.AddrPort) {
+		mu.Lock()
+		told = append(told, from.String()+" "+to.String())
+		mu.Unlock()
+	}
+	d, end := open(t, Config{UDP: func(netip.AddrPort) bool { return true }}, handler{
+		tcp: func(_ context.Context, f *Flow) { note(f.From(), f.To()) },
+		udp: func(_ context.Context, from, to netip.AddrPort, _ net.Conn) { note(from, to) },
+	})
+	syn := tcpBody(header.TCPFlagSyn, 1024, 80)
+	spoofed := [][]byte{
+		frame4("10.0.0.3", "192.0.2.1", 6, syn),
+		frame4("10.0.0.1", "192.0.2.1", 6, syn),
+		frame4("10.0.0.3", "192.0.2.1", 17, udpBody(53, "q")),
+		frame6("fd61:6972::3", "2001:db8::1", 6, 64, syn),
+		frame6("fe80::2", "2001:db8::1", 17, 64, udpBody(53, "q")),
+		with(segment(header.TCPFlagSyn, 1024, 80), 11, 3),
+		arpFrame(header.ARPReply, testRules.guestMAC, "10.0.0.3", "10.0.0.1"), // poisons nothing
+	}
+	for _, f := range spoofed {
+		write(t, end, f)
+	}
+	write(t, end, segment(header.TCPFlagSyn, 1024, 80))
+	eventually(t, "one flow", func() bool { mu.Lock(); defer mu.Unlock(); return len(told) > 0 })
+	if want := []string{"10.0.0.2:1024 192.0.2.1:80"}; !slices.Equal(told, want) || d.Stats().Dropped != uint64(len(spoofed)) {
+		t.Errorf("%v, want %v; %+v", told, want, d.Stats())
+	}
 }
 
 // A flood of SYNs takes the budget and nothing else; each flow is told once.
