@@ -278,6 +278,7 @@ func (d *Door) Close() {
 		d.mu.Lock()
 		d.closed = true
 		d.mu.Unlock()
+		d.link.hurry.Store(true)
 		d.cancel()
 		done := make(chan struct{})
 		go func() {

@@ -536,6 +536,42 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
+// A guest that fills every flow makes the door keep what the buffers are, and
+// those of flows beyond the first ones are small.
+func TestBytesOfManyFlowsAreBounded(t *testing.T) {
+	const flows = 2 * roomyFlows
+	d, end := open(t, Config{}, handler{tcp: func(ctx context.Context, f *Flow) {
+		if _, err := f.Accept(); err != nil {
+			t.Error(err)
+		}
+		<-ctx.Done()
+	}})
+	g := newGuest(t, end)
+	var writing sync.WaitGroup
+	for range flows {
+		c := g.mustDial(t, "192.0.2.1:80")
+		writing.Go(func() {
+			c.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+			c.Write(make([]byte, 8<<20))
+		})
+	}
+	writing.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	total := 0
+	for f := range d.flows {
+		n, err := f.ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption)
+		if err != nil || n > bufferMost {
+			t.Errorf("a flow keeps %d bytes, %v", n, err)
+		}
+		total += n
+	}
+	if most := roomyFlows*bufferMost + (flows-roomyFlows)*bufferTight; total == 0 || total > most {
+		t.Errorf("%d flows keep %d bytes, more than %d", flows, total, most)
+	}
+	t.Logf("%d flows keep %d KB", flows, total>>10)
+}
+
 func TestTimeouts(t *testing.T) {
 	const short = 50 * time.Millisecond
 	errs := make(chan error, 4)
@@ -607,31 +643,41 @@ func TestSpoofedSources(t *testing.T) {
 	}
 }
 
-// A flood of SYNs takes the budget and nothing else; each flow is told once.
+// A flood of SYNs takes the budget and nothing else; each flow is told once. A
+// guest that reads no answer holds nothing up.
 func TestSynFlood(t *testing.T) {
-	before := runtime.NumGoroutine()
-	var told atomic.Int64
-	d, end := open(t, Config{MaxFlows: 64}, handler{tcp: func(_ context.Context, f *Flow) {
-		told.Add(1)
-		f.Accept()
-	}})
-	go io.Copy(io.Discard, end)
-	for range 3 {
-		for port := range uint16(5000) {
-			write(t, end, segment(header.TCPFlagSyn, 1000+port, 80))
-		}
-	}
-	eventually(t, "all were looked at", func() bool { return d.Stats().Refused == 15000-3*64 })
-	if n := told.Load(); n != 64 {
-		t.Errorf("%d flows were told, want 64", n)
-	}
-	if n := runtime.NumGoroutine() - before; n > 64+32 {
-		t.Errorf("%d goroutines", n)
-	}
-	began := time.Now()
-	d.Close()
-	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("Close took %v", took)
+	for name, reads := range map[string]bool{"reading": true, "not reading": false} {
+		t.Run(name, func(t *testing.T) {
+			before := runtime.NumGoroutine()
+			var told atomic.Int64
+			d, end := open(t, Config{MaxFlows: 64}, handler{tcp: func(_ context.Context, f *Flow) {
+				told.Add(1)
+				f.Accept()
+			}})
+			if reads {
+				go io.Copy(io.Discard, end)
+			}
+			for range 3 {
+				for port := range uint16(5000) {
+					write(t, end, segment(header.TCPFlagSyn, 1000+port, 80))
+				}
+			}
+			eventually(t, "all were looked at", func() bool { return d.Stats().Refused == 15000-3*64 })
+			if n := told.Load(); n != 64 {
+				t.Errorf("%d flows were told, want 64", n)
+			}
+			if n := runtime.NumGoroutine() - before; n > 64+32 {
+				t.Errorf("%d goroutines", n)
+			}
+			if lost := d.Stats().Lost; reads != (lost == 0) {
+				t.Errorf("%d answers were lost", lost)
+			}
+			began := time.Now()
+			d.Close()
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("Close took %v", took)
+			}
+		})
 	}
 }
 

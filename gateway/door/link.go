@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -17,13 +19,15 @@ import (
 )
 
 // sendBuffer is how many bytes of frames may wait for a guest that does not
-// read them; more are lost, as on any wire. The kernel doubles it.
+// read them. The kernel doubles it.
 const sendBuffer = 2 << 20
+
+// patience is how long a frame waits for room.
+const patience = 50 * time.Millisecond
 
 // link is the wire of a door for its stack: a stack.LinkEndpoint over one end
 // of a socketpair. It lets through what its rules permit, and answers by itself
-// who has an address, so that the stack needs no table of neighbours. It blocks
-// on reading only, in one goroutine.
+// who has an address, so that the stack needs no table of neighbours.
 type link struct {
 	rules frameRules
 	conn  *net.UnixConn
@@ -34,6 +38,10 @@ type link struct {
 	in           []byte // one frame, and a byte more so that one that is too long shows
 	to           atomic.Pointer[stack.NetworkDispatcher]
 	done         chan struct{} // closed when nothing is read any more
+
+	writing sync.Mutex  // one frame at a time
+	stuck   bool        // under writing: the last frame was lost
+	hurry   atomic.Bool // nothing waits for the guest any more
 
 	dropped, lost atomic.Uint64
 }
@@ -128,20 +136,39 @@ func (l *link) deliver(proto tcpip.NetworkProtocolNumber, packet []byte) {
 	p.DecRef()
 }
 
-// write sends one frame, or loses it: who waited for a guest to read would hold
-// the stack's locks meanwhile.
+// write sends one frame. It waits a moment for a guest that is behind, which
+// is much cheaper for both than to lose what comes in a burst. Whoever waits
+// holds locks of the stack: a guest that let one wait in vain is not waited for
+// again before it has read something.
 func (l *link) write(parts [][]byte) {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	err := l.try(parts, false)
+	if err == unix.EAGAIN && !l.stuck && !l.hurry.Load() {
+		l.conn.SetWriteDeadline(time.Now().Add(patience))
+		err = l.try(parts, true)
+		l.conn.SetWriteDeadline(time.Time{})
+	}
+	l.stuck = err != nil
+	if err != nil {
+		l.lost.Add(1)
+	}
+}
+
+// try sends one frame; with wait, not before there is room or the deadline.
+func (l *link) try(parts [][]byte, wait bool) error {
 	var err error
 	shut := l.raw.Write(func(fd uintptr) bool {
 		for {
 			if _, err = unix.Writev(int(fd), parts); err != unix.EINTR {
-				return true
+				return err != unix.EAGAIN || !wait
 			}
 		}
 	})
-	if shut != nil || err != nil {
-		l.lost.Add(1)
+	if shut != nil {
+		return shut
 	}
+	return err
 }
 
 // shut ends the reading, and waits for it. Nothing can be written any more.
