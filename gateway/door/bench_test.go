@@ -2,7 +2,9 @@ package door
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -118,4 +120,18 @@ func BenchmarkBulk(b *testing.B) {
 			}
 		}
 	})
+}
+
+// rss returns the bytes of memory that the process has.
+func rss(b *testing.B) int {
+	b.Helper()
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		b.Fatal(err)
+	}
+	var size, resident int
+	if _, err := fmt.Sscan(string(text), &size, &resident); err != nil {
+		b.Fatal(err)
+	}
+	return resident * os.Getpagesize()
 }
