@@ -179,8 +179,9 @@ type Door struct {
 }
 
 // Open makes a door of fd, one end of a SOCK_DGRAM socketpair whose other end
-// the sandbox has. It takes over fd, unless it fails. The other end's buffers
-// are for who makes the pair to set.
+// the sandbox has. It takes over fd, unless it fails. The buffers of the pair
+// are for who makes it to set: SO_SNDBUF of fd bounds the frames that wait for
+// a guest that does not read, and the kernel's default is enough.
 func Open(fd *os.File, cfg Config, h Handler) (*Door, error) {
 	cfg = cfg.filled()
 	if err := cfg.check(); err != nil {

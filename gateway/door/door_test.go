@@ -52,15 +52,17 @@ func (h handler) UDP(ctx context.Context, from, to netip.AddrPort, c net.Conn) {
 	h.udp(ctx, from, to, c)
 }
 
-// pair returns the two ends of a wire, with room for what a sandbox may send.
+// pair returns the two ends of a wire, with room for what the driver gives it.
 func pair(t testing.TB) (ours, guests *os.File) {
 	t.Helper()
 	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if unix.SetsockoptInt(p[1], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20) != nil {
-		_ = unix.SetsockoptInt(p[1], unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20)
+	for _, fd := range p { // more than the system's limit only as root
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20)
+		}
 	}
 	return os.NewFile(uintptr(p[0]), "door"), os.NewFile(uintptr(p[1]), "guest")
 }
@@ -784,6 +786,12 @@ func TestOpenRefuses(t *testing.T) {
 	ours, guests := pair(t)
 	defer ours.Close()
 	defer guests.Close()
+	small, others := pair(t)
+	defer small.Close()
+	defer others.Close()
+	if err := unix.SetsockoptInt(int(small.Fd()), unix.SOL_SOCKET, unix.SO_SNDBUF, 60000); err != nil {
+		t.Fatal(err)
+	}
 	a := netip.MustParseAddr
 	for name, c := range map[string]struct {
 		fd  *os.File
@@ -791,6 +799,7 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		"a stream":         {streamEnd, Config{}},
 		"a file":           {plain, Config{}},
+		"a small buffer":   {small, Config{}},
 		"small MTU":        {ours, Config{MTU: 1279}},
 		"large MTU":        {ours, Config{MTU: 65521}},
 		"no flows":         {ours, Config{MaxFlows: -1}},

@@ -18,10 +18,6 @@ import (
 	"airlock.dev/airlock"
 )
 
-// sendBuffer is how many bytes of frames may wait for a guest that does not
-// read them. The kernel doubles it.
-const sendBuffer = 2 << 20
-
 // patience is how long a frame waits for room.
 const patience = 50 * time.Millisecond
 
@@ -73,10 +69,6 @@ func newLinkOn(c net.Conn, rules frameRules) (*link, error) {
 	var kindErr, roomErr error
 	err = raw.Control(func(fd uintptr) {
 		kind, kindErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TYPE)
-		// Whoever may not go beyond the system's limit gets what it allows.
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
-		}
 		room, roomErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
 	})
 	if err := errors.Join(err, kindErr, roomErr); err != nil {
@@ -86,7 +78,7 @@ func newLinkOn(c net.Conn, rules frameRules) (*link, error) {
 		return nil, airlock.Invalidf("fd", "give one end of a socketpair of the kind SOCK_DGRAM", "the door's socket is of another kind")
 	}
 	if frame := ethernetSize + rules.mtu; room < 2*frame {
-		return nil, airlock.Errorf(airlock.Unavailable, "the door's socket can hold %d bytes, less than two frames of %d: raise net.core.wmem_max", room, frame)
+		return nil, airlock.Errorf(airlock.Unavailable, "the door's socket can hold %d bytes, less than two frames of %d: whoever makes it must set SO_SNDBUF", room, frame)
 	}
 	return &link{
 		rules: rules,
