@@ -94,7 +94,7 @@ func newGuest(t testing.TB, end *os.File) guest {
 	s.SetTransportProtocolOption(tcp.ProtocolNumber, &sack)
 	link, err := fdbased.New(&fdbased.Options{
 		FDs: []int{int(end.Fd())}, MTU: 65000, EthernetHeader: true, Address: "\x02\x00\x00\x00\x00\x02",
-		PacketDispatchMode: fdbased.RecvMMsg, RXChecksumOffload: true, ProcessorsPerChannel: 1,
+		PacketDispatchMode: fdbased.RecvMMsg, RXChecksumOffload: true, TXChecksumOffload: true, ProcessorsPerChannel: 1,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -103,7 +103,7 @@ func (r *frameRules) judge6(p []byte) (verdict, []byte) {
 		return drop, nil
 	}
 	p = p[:size]
-	if !r.judgeTransport(h.TransportProtocol(), p[header.IPv6MinimumSize:], header.ICMPv6ProtocolNumber, byte(header.ICMPv6EchoRequest), dst == r.gateway6) {
+	if !r.judgeTransport(tcpip.TransportProtocolNumber(h.NextHeader()), p[header.IPv6MinimumSize:], header.ICMPv6ProtocolNumber, byte(header.ICMPv6EchoRequest), dst == r.gateway6) {
 		return drop, nil
 	}
 	return deliver6, p
@@ -168,7 +168,7 @@ func (r *frameRules) isSolicit(p []byte) bool {
 		return false
 	}
 	h := header.IPv6(p)
-	if h.TransportProtocol() != header.ICMPv6ProtocolNumber || h.HopLimit() != ndpHops || [16]byte(p[8:24]) != r.guest6 ||
+	if h.NextHeader() != uint8(header.ICMPv6ProtocolNumber) || h.HopLimit() != ndpHops || [16]byte(p[8:24]) != r.guest6 ||
 		header.IPv6MinimumSize+int(h.PayloadLength()) > len(p) || int(h.PayloadLength()) < header.ICMPv6NeighborSolicitMinimumSize {
 		return false
 	}
