@@ -60,6 +60,7 @@ var edges = map[string][]string{
 	"localca":                 nil,
 	"doctor":                  nil,
 	"policy":                  nil,
+	"gateway/door":            nil,
 	"api/envd":                nil,
 	"audit/wal":               nil,
 	"audit/tiles":             nil,
@@ -87,7 +88,7 @@ var edges = map[string][]string{
 // owners are the only packages that may import a library.
 var owners = map[string][]string{
 	"go.etcd.io/bbolt":                    {"cluster"},
-	"gvisor.dev/gvisor":                   {"isolation/gvisor", "cmd/airlock"},
+	"gvisor.dev/gvisor":                   {"isolation/gvisor", "gateway/door", "cmd/airlock"},
 	"github.com/spf13/cobra":              {"cli"},
 	"github.com/cedar-policy/cedar-go":    {"policy"},
 	"github.com/miekg/pkcs11":             {"cmd/airlock-pkcs11"},
