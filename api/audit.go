@@ -28,7 +28,7 @@ type Trail interface {
 	CatchUp(ctx context.Context) error
 	Follow(ctx context.Context, q index.Query, from uint64, fn func(json.RawMessage) error) error
 	Prove(ctx context.Context, seq uint64) (tiles.Proof, error)
-	Consistency(ctx context.Context, shard string, from, to uint64) ([][]byte, error)
+	Consistency(ctx context.Context, shard string, from, to uint64) (tiles.Consistency, error)
 	Shards() []tiles.Shard
 	Status() audit.Status
 	Rotate(ctx context.Context, by audit.Actor) error
@@ -268,14 +268,11 @@ func (s *server) auditConsistency(w http.ResponseWriter, r *request) error {
 	if from == nil || to == nil {
 		return airlock.Invalidf("from", "give from and to, sizes of the shard", "from or to is missing")
 	}
-	hashes, err := s.Trail.Consistency(r.Context(), query.Get("shard"), *from, *to)
+	proof, err := s.Trail.Consistency(r.Context(), query.Get("shard"), *from, *to)
 	if err != nil {
 		return err
 	}
-	if hashes == nil {
-		hashes = [][]byte{}
-	}
-	writeJSON(w, http.StatusOK, map[string]any{"shard": query.Get("shard"), "from": *from, "to": *to, "hashes": hashes})
+	writeJSON(w, http.StatusOK, proof)
 	return nil
 }
 

@@ -169,7 +169,7 @@ func (l *Log) Prove(ctx context.Context, seq uint64) (tiles.Proof, error) {
 
 // Consistency proves that a shard's first from entries are the beginning of
 // its first to entries.
-func (l *Log) Consistency(ctx context.Context, shard string, from, to uint64) ([][]byte, error) {
+func (l *Log) Consistency(ctx context.Context, shard string, from, to uint64) (tiles.Consistency, error) {
 	return l.trees.Consistency(ctx, shard, from, to)
 }
 

@@ -2,8 +2,8 @@ package cli
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -246,8 +246,9 @@ func (a *app) auditProve() *cobra.Command {
 		Use:   "prove SEQ | --shard SHARD --from SIZE --to SIZE",
 		Short: "Prove that an event is in the log, or that the log only grew",
 		Long: `Prove prints JSON: an event with its inclusion proof and the signed checkpoint,
-which ` + "`airlock audit verify --proof`" + ` and anybody with the log's key can check,
-or the consistency proof (RFC 6962) between two sizes of a part of the log.`,
+or the consistency proof (RFC 6962) between two sizes of a part of the log, with
+their roots. "airlock audit verify --proof" and anybody with the log's key can
+check both.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.server()
@@ -381,7 +382,7 @@ It exits with 1 if anything is wrong.`,
 	}
 	cmd.Flags().StringVar(&keys, "keys", "", "file with the log's keys")
 	cmd.Flags().StringArrayVar(&heads, "head", nil, "file with a head that was kept; may be given again")
-	cmd.Flags().StringVar(&proof, "proof", "", "file with a proof of `airlock audit prove` to verify instead of a log")
+	cmd.Flags().StringVar(&proof, "proof", "", "`FILE` with a proof of \"airlock audit prove\" to verify instead of a log")
 	return cmd
 }
 
@@ -392,7 +393,11 @@ func (a *app) vkeys(cmd *cobra.Command, file string, mayAsk bool) ([]string, err
 		if err != nil {
 			return nil, notReadable("--keys", file, err)
 		}
-		return strings.Fields(string(text)), nil
+		vkeys := strings.Fields(string(text))
+		if len(vkeys) == 0 {
+			return nil, airlock.Invalidf("--keys", "give the file that `airlock audit keys` made, kept away from the log", "%s has no keys", file)
+		}
+		return vkeys, nil
 	}
 	if !mayAsk {
 		return nil, airlock.Invalidf("--keys", "give the file that `airlock audit keys` made, kept away from the log", "a copy of a log cannot vouch for itself")
@@ -414,22 +419,45 @@ func (a *app) vkeys(cmd *cobra.Command, file string, mayAsk bool) ([]string, err
 	return all, nil
 }
 
+// verifyProof checks either kind of what `airlock audit prove` prints.
 func (a *app) verifyProof(file string, vkeys []string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return notReadable("--proof", file, err)
 	}
-	var proof tiles.Proof
-	if err := json.Unmarshal(text, &proof); err != nil {
-		return airlock.Invalidf("--proof", "give what `airlock audit prove` printed", "%s is no proof: %v", file, err)
+	var kind struct {
+		Event      *string
+		Hashes     *[][]byte
+		Checkpoint string
 	}
-	var why error
-	for _, k := range vkeys {
-		if why = tiles.VerifyProof(proof, k); why == nil {
-			return a.print(map[string]any{"ok": true, "seq": proof.Seq}, func(w io.Writer) { fmt.Fprintf(w, "event %d is in the log\n", proof.Seq) })
+	if err := json.Unmarshal(text, &kind); err != nil || kind.Checkpoint == "" || (kind.Event == nil) == (kind.Hashes == nil) {
+		return airlock.Invalidf("--proof", "give what `airlock audit prove` printed, whole", "%s is not a proof at all", file).Because(err)
+	}
+	vkey, err := tiles.KeyOf(vkeys, kind.Checkpoint)
+	if err != nil {
+		return err
+	}
+	if kind.Event != nil {
+		var p tiles.Proof
+		if err := json.Unmarshal(text, &p); err != nil {
+			return airlock.Invalidf("--proof", "give what `airlock audit prove` printed, whole", "%s is not a proof at all", file).Because(err)
 		}
+		if err := tiles.VerifyProof(p, vkey); err != nil {
+			return err
+		}
+		return a.print(map[string]any{"ok": true, "seq": p.Seq}, func(w io.Writer) { fmt.Fprintf(w, "event %d is in the log\n", p.Seq) })
 	}
-	return errors.Join(airlock.Errorf(airlock.Invalid, "the proof does not hold"), why)
+	var p tiles.Consistency
+	if err := json.Unmarshal(text, &p); err != nil {
+		return airlock.Invalidf("--proof", "give what `airlock audit prove` printed, whole", "%s is not a proof at all", file).Because(err)
+	}
+	if err := tiles.VerifyConsistency(p, vkey); err != nil {
+		return err
+	}
+	from, to := base64.StdEncoding.EncodeToString(p.FromRoot), base64.StdEncoding.EncodeToString(p.ToRoot)
+	return a.print(map[string]any{"ok": true, "shard": p.Shard, "from": p.From, "fromRoot": from, "to": p.To, "toRoot": to}, func(w io.Writer) {
+		fmt.Fprintf(w, "part %s only grew: its first %d events (root %s) are the beginning of its first %d (root %s)\n", printable(p.Shard), p.From, from, p.To, to)
+	})
 }
 
 func writeReport(w io.Writer, r audit.Report) {
