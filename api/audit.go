@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -25,6 +26,7 @@ type Trail interface {
 	Find(ctx context.Context, q index.Query, p index.Page) (audit.Page, error)
 	Event(ctx context.Context, seq uint64) (json.RawMessage, error)
 	Details(ctx context.Context, event []byte) ([]audit.Detail, error)
+	Subject(ctx context.Context, subject string) (string, error)
 	CatchUp(ctx context.Context) error
 	Follow(ctx context.Context, q index.Query, from uint64, fn func(json.RawMessage) error) error
 	Prove(ctx context.Context, seq uint64) (tiles.Proof, error)
@@ -73,7 +75,43 @@ func mine(p airlock.Principal, q index.Query) index.Query {
 
 func (s *server) auditQuery(r *request) (index.Query, error) {
 	q, err := index.ParseQuery(r.URL.Query().Get("query"), time.Now())
-	return mine(r.caller, q), err
+	if err != nil {
+		return index.Query{}, err
+	}
+	for _, m := range q.Match {
+		if m.Field != "subject" {
+			continue
+		}
+		for i, v := range m.Any {
+			if m.Any[i], err = s.pseudonym(r, v); err != nil {
+				return index.Query{}, err
+			}
+		}
+	}
+	return mine(r.caller, q), nil
+}
+
+var pseudonymForm = regexp.MustCompile(`^(?:[0-9a-f]{32})?$`)
+
+// pseudonym translates a subject as a person knows it. The log has pseudonyms
+// only, so a name that has none would find nothing, whatever there is.
+func (s *server) pseudonym(r *request, subject string) (string, error) {
+	if pseudonymForm.MatchString(subject) {
+		return subject, nil
+	}
+	if !strings.Contains(subject, ":") {
+		return "", airlock.Invalidf("query", "give KIND:ID, such as team:acme, or the 32 hex digits that `airlock audit show` has", "%.80q is no subject", subject)
+	}
+	unknown := airlock.Invalidf("query", "subjects are team:NAME of teams whose sandboxes ran something; what was erased is found by its pseudonym, which the event subject.erased has",
+		"nothing is sealed for the subject %.80q, or its key was erased", subject)
+	if r.caller.Role != airlock.Operator && subject != "team:"+r.caller.Team {
+		return "", unknown // whether others exist is not theirs to know
+	}
+	found, err := s.Trail.Subject(r.Context(), subject)
+	if airlock.CodeOf(err) == airlock.NotFound {
+		return "", unknown
+	}
+	return found, err
 }
 
 func number(query url.Values, name string) (*uint64, error) {

@@ -43,6 +43,7 @@ type world struct {
 	client    string // API keys, by role
 	other     string // of another team
 	operator  string
+	auditor   string // of the client's team
 }
 
 func newWorld(t *testing.T) *world {
@@ -67,7 +68,7 @@ func newWorld(t *testing.T) *world {
 		to   *string
 		team string
 		role airlock.Role
-	}{{&w.client, "red", airlock.Client}, {&w.other, "blue", airlock.Client}, {&w.operator, "red", airlock.Operator}} {
+	}{{&w.client, "red", airlock.Client}, {&w.other, "blue", airlock.Client}, {&w.operator, "red", airlock.Operator}, {&w.auditor, "red", airlock.Auditor}} {
 		if *c.to, _, err = k.Create(t.Context(), c.team, c.role, ""); err != nil {
 			t.Fatal(err)
 		}
@@ -256,6 +257,10 @@ func (b *fakeBox) dial(ctx context.Context, s *channel.Stream, port uint16) erro
 }
 
 func (b *fakeBox) ID() string { return b.id }
+
+func (b *fakeBox) Door(context.Context) (*os.File, error) {
+	return nil, airlock.Errorf(airlock.NotFound, "the sandbox has no network")
+}
 
 func (b *fakeBox) Dial(context.Context) (io.ReadWriteCloser, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)

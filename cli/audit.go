@@ -34,7 +34,8 @@ docs/AUDIT.md describes its format, for verifiers of your own.
 A query is terms that all must hold, such as
   team=acme sandbox=i1 type=exec.*,file.write effect=deny since=2h seq>=100
 Keys: type, source, team, sandbox, execution, app, actor, action, resource,
-effect, status, subject, of, since, until, seq; != negates; a comma is "or".`,
+effect, status, subject, of, since, until, seq; != negates; a comma is "or".
+A subject is team:NAME or its pseudonym.`,
 		Example: `  airlock audit query 'effect=deny since=24h'
   airlock audit tail
   airlock audit show 42
@@ -595,9 +596,12 @@ func (a *app) auditErase() *cobra.Command {
 	return &cobra.Command{
 		Use:   "erase SUBJECT",
 		Short: "Destroy the key of a subject's details, here and in every copy",
-		Long: `Erase destroys the key that a subject's sealed details were encrypted with, such
-as customer:42 or team:acme. Nobody can read them any more, in no copy of the log,
-and the log still verifies. It cannot be undone.`,
+		Long: `Erase destroys the key that a subject's sealed details were encrypted with. Nobody
+can read them any more, in no copy of the log, and the log still verifies. It
+cannot be undone. The subjects are team:NAME today, one for each team: paths,
+programs and arguments of its sandboxes are sealed for it.`,
+		Example: `  airlock audit query subject=team:acme      # what is sealed for it
+  airlock audit erase team:acme`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.server()
