@@ -28,7 +28,8 @@ func (a *app) audit() *cobra.Command {
 		Short: "Read, verify, prove and keep the audit log",
 		Long: `The audit log has every act on sandboxes and everything that led out of one:
 who, what, decided how, and what came of it. It is a Merkle log: whoever changes
-or removes a part is found out by anybody with a copy of its key and a head.
+or removes anything is found out by anybody with a copy of its key and a head.
+It is in parts (shards), one for each quarter, month or day, such as 2026-Q4.
 docs/AUDIT.md describes its format, for verifiers of your own.
 
 A query is terms that all must hold, such as
@@ -281,7 +282,7 @@ check both.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&shard, "shard", "", "part of the log")
+	cmd.Flags().StringVar(&shard, "shard", "", "part (shard) of the log, such as 2026-Q4")
 	cmd.Flags().Uint64Var(&from, "from", 0, "its size then")
 	cmd.Flags().Uint64Var(&to, "to", 0, "its size later")
 	return cmd

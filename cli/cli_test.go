@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -372,6 +373,40 @@ func TestEveryCommandHasHelp(t *testing.T) {
 		if cmd.Short == "" || cmd.RunE == nil || cmd.Args == nil {
 			t.Errorf("%s: short %q, run %v, args %v", cmd.CommandPath(), cmd.Short, cmd.RunE != nil, cmd.Args != nil)
 		}
+	}
+}
+
+// TestDocumentsHaveEveryPolicyCommand: each is in the table of POLICY.md, and
+// where a reader begins.
+func TestDocumentsHaveEveryPolicyCommand(t *testing.T) {
+	for _, doc := range []string{"../docs/POLICY.md", "../README.md", "../policy/starter/README.md"} {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cmd := range (&app{}).policies().Commands() {
+			starts := cmd.Name() == "init" || cmd.Name() == "explain" // needless for who has a directory already
+			if !strings.Contains(string(text), "airlock policy "+cmd.Name()) && !(starts && strings.Contains(doc, "starter")) {
+				t.Errorf("%s lacks airlock policy %s", doc, cmd.Name())
+			}
+		}
+	}
+}
+
+// TestNamesOfValues: what is between backquotes in a flag's text is how the help
+// calls its value.
+func TestNamesOfValues(t *testing.T) {
+	flags, form := 0, regexp.MustCompile(`(?m)^ +(?:-[a-z], | +)--([a-z-]+)(.*?)  `)
+	for _, cmd := range allCommands((&app{}).root()) {
+		for _, f := range form.FindAllStringSubmatch(cmd.Flags().FlagUsages(), -1) {
+			flags++
+			if name := strings.TrimSpace(f[2]); strings.ContainsAny(name, " .,") {
+				t.Errorf("%s --%s: its value is called %q", cmd.CommandPath(), f[1], name)
+			}
+		}
+	}
+	if flags < 20 {
+		t.Errorf("only %d flags", flags)
 	}
 }
 

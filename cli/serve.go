@@ -82,7 +82,7 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.StringVar(&o.TLSKey, "tls-key", "", "file with its key, PEM")
 	flags.StringVar(&o.Domain, "domain", "", "what sandboxes' host names end in; TLS, with a certificate of our own if none is given; a port may follow if clients use another")
 	keyFlags(flags, &o.RootKey, &o.KeysDir)
-	flags.StringVar(&o.Policies, "policies", "", "directory of policies, see `airlock policy` (default: the profile internet for every team)")
+	flags.StringVar(&o.Policies, "policies", "", "`DIR` of policies, see \"airlock policy\" (default: the profile internet for every team)")
 	flags.StringVar(&o.Witnesses, "witnesses", "", "file that says who cosigns the audit log's checkpoints (a C2SP witness policy)")
 	flags.StringVar(&period, "audit-period", "quarter", "how long one part of the audit log is: quarter, month or day")
 	flags.StringVar(&retention, "audit-retention", "", "drop parts of the audit log that ended so long ago, such as 2200d (default: keep all)")
