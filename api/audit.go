@@ -3,9 +3,11 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -114,6 +116,16 @@ func (s *server) pseudonym(r *request, subject string) (string, error) {
 	return found, err
 }
 
+// only refuses parameters that nothing reads: a misspelt one would find too much.
+func only(query url.Values, names ...string) error {
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		if !slices.Contains(names, name) {
+			return airlock.Invalidf(name, "use "+strings.Join(names, ", "), "there is no parameter %.40q", name)
+		}
+	}
+	return nil
+}
+
 func number(query url.Values, name string) (*uint64, error) {
 	text := query.Get(name)
 	if text == "" {
@@ -137,12 +149,21 @@ func (s *server) catchUp(r *request) {
 }
 
 func (s *server) auditEvents(w http.ResponseWriter, r *request) error {
+	query := r.URL.Query()
+	if err := only(query, "query", "order", "limit", "nextToken", "details"); err != nil {
+		return err
+	}
 	q, err := s.auditQuery(r)
 	if err != nil {
 		return err
 	}
-	query := r.URL.Query()
 	page := index.Page{Newest: query.Get("order") == "newest"}
+	if order := query.Get("order"); order != "" && order != "newest" && order != "oldest" {
+		return airlock.Invalidf("order", "use newest or oldest, which goes without saying", "order is %.40q", order)
+	}
+	if details := query.Get("details"); details != "" && details != "true" && details != "false" {
+		return airlock.Invalidf("details", "use true or false", "details is %.40q", details)
+	}
 	if page.Limit, err = limitOf(query, audit.MaxPage); err != nil {
 		return err
 	}
@@ -228,6 +249,9 @@ func (s *server) auditEvent(w http.ResponseWriter, r *request) error {
 const followWrite = 30 * time.Second
 
 func (s *server) auditFollow(w http.ResponseWriter, r *request) error {
+	if err := only(r.URL.Query(), "query", "from"); err != nil {
+		return err
+	}
 	q, err := s.auditQuery(r)
 	if err != nil {
 		return err

@@ -67,3 +67,25 @@ func TestSubjectsByName(t *testing.T) {
 		}
 	}
 }
+
+// TestAuditParameters: what nothing reads is refused, and the field is named.
+func TestAuditParameters(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct{ path, field string }{
+		{"/v1/audit/events?query=&order=newest&limit=1&details=false", ""},
+		{"/v1/audit/events?order=oldest", ""},
+		{"/v1/audit/events?order=up", "order"},
+		{"/v1/audit/events?team=red", "team"},
+		{"/v1/audit/events?limit=0", "limit"},
+		{"/v1/audit/events?nextToken=x", "nextToken"},
+		{"/v1/audit/events?details=yes", "details"},
+		{"/v1/audit/events?query=type%3Dexec.strat", "query"},
+		{"/v1/audit/events?query=sandbox%3Di*", "query"},
+		{"/v1/audit/follow?until=1", "until"},
+	} {
+		r := w.as(w.operator, "GET", c.path, "")
+		if c.field == "" && r.status != 200 || c.field != "" && (r.status != 400 || !strings.Contains(r.body, `"field":"`+c.field+`"`)) {
+			t.Errorf("%s: %d %s", c.path, r.status, r.body)
+		}
+	}
+}

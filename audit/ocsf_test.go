@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"airlock.dev/airlock/audit"
+	"airlock.dev/airlock/audit/index"
 )
 
 // ocsf is what a type of event becomes: type_uid and the name of the activity.
@@ -98,6 +100,9 @@ func TestTypesAreKnown(t *testing.T) {
 		if !written[typ] {
 			t.Errorf("nothing writes %s", typ)
 		}
+	}
+	if got, want := index.Types(), slices.Sorted(maps.Keys(ocsf)); !slices.Equal(got, want) {
+		t.Errorf("queries know other types:\n%q\n%q", got, want)
 	}
 }
 

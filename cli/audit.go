@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -94,11 +95,8 @@ func (a *app) line(w io.Writer, event []byte) {
 			add("%s", s)
 		}
 	}
-	where := e.Sandbox
-	if where == "" {
-		where = e.Team
-	}
-	fmt.Fprintf(w, "%6d  %s  %-16s %-21s %s:%s  %s\n", e.Seq, e.Time.Format("2006-01-02 15:04:05.000"), printable(e.Type), printable(where), printable(e.Actor.Kind), printable(e.Actor.ID), strings.Join(said, "; "))
+	fmt.Fprintf(w, "%6d  %s  %-16s %-10s %-21s %s:%s  %s\n", e.Seq, e.Time.Format("2006-01-02 15:04:05.000"), printable(e.Type),
+		printable(cmp.Or(e.Team, "-")), printable(cmp.Or(e.Sandbox, "-")), printable(e.Actor.Kind), printable(e.Actor.ID), strings.Join(said, "; "))
 }
 
 func (a *app) event(event []byte) {
@@ -121,6 +119,9 @@ func (a *app) auditQuery() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if all && cmd.Flags().Changed("limit") {
+				return airlock.Invalidf("--limit", "give one of them", "--all and --limit do not go together")
+			}
 			if limit < 1 || limit > audit.MaxPage {
 				return airlock.Invalidf("--limit", fmt.Sprintf("give a number from 1 to %d, or --all", audit.MaxPage), "--limit is %d", limit)
 			}
@@ -140,7 +141,7 @@ func (a *app) auditQuery() *cobra.Command {
 					a.event(e)
 				}
 				if page.Behind > 0 {
-					fmt.Fprintf(a.Stderr, "the newest %d events are not found yet\n", page.Behind)
+					fmt.Fprintf(a.Stderr, "of the newest events %d cannot be found yet\n", page.Behind)
 				}
 				if !all {
 					if page.Next != "" && !a.json {
@@ -458,13 +459,20 @@ func (a *app) verifyProof(file string, vkeys []string) error {
 	}
 	from, to := base64.StdEncoding.EncodeToString(p.FromRoot), base64.StdEncoding.EncodeToString(p.ToRoot)
 	return a.print(map[string]any{"ok": true, "shard": p.Shard, "from": p.From, "fromRoot": from, "to": p.To, "toRoot": to}, func(w io.Writer) {
-		fmt.Fprintf(w, "part %s only grew: its first %d events (root %s) are the beginning of its first %d (root %s)\n", printable(p.Shard), p.From, from, p.To, to)
+		fmt.Fprintf(w, "part %s only grew: its first %s (root %s) are the beginning of its first %d (root %s)\n", printable(p.Shard), counted(p.From, "event"), from, p.To, to)
 	})
 }
 
 func writeReport(w io.Writer, r audit.Report) {
 	for _, p := range r.Problems {
-		fmt.Fprintf(w, "%s: %s %s: %s\n", p.Kind, printable(p.Shard), printable(p.File), printable(p.Text))
+		which := ""
+		switch {
+		case p.Events == 1:
+			which = fmt.Sprintf(" event %d", p.Seq)
+		case p.Events > 1:
+			which = fmt.Sprintf(" events %d to %d", p.Seq, p.Seq+p.Events-1)
+		}
+		fmt.Fprintf(w, "%s: %s %s%s: %s\n", p.Kind, printable(p.Shard), printable(p.File), which, printable(p.Text))
 	}
 	for _, p := range r.Index {
 		fmt.Fprintf(w, "index: %s\n", printable(p))
@@ -473,13 +481,25 @@ func writeReport(w io.Writer, r audit.Report) {
 		fmt.Fprintf(w, "note: %s: %s\n", printable(n.File), printable(n.Text))
 	}
 	if !r.OK {
-		fmt.Fprintf(w, "FAILED: %d problems\n", r.Count)
+		fmt.Fprintf(w, "FAILED: %s\n", counted(r.Count, "problem"))
 		return
 	}
-	fmt.Fprintf(w, "OK: %d events in %d parts\n", r.Events, len(r.Shards))
+	fmt.Fprintf(w, "OK: %s in %s\n", counted(r.Events, "event"), counted(len(r.Shards), "part"))
 	for _, s := range r.Shards {
-		fmt.Fprintf(w, "  %s  %d events from %d on, root %s\n", s.ID, s.Size, s.First, s.Root)
+		fmt.Fprintf(w, "  %s  %s from %d on, root %s\n", s.ID, counted(s.Size, "event"), s.First, s.Root)
 	}
+}
+
+// counted is a number of things.
+func counted[N int | uint64](n N, thing string) string {
+	many := thing + "s"
+	if stem, ok := strings.CutSuffix(thing, "y"); ok {
+		many = stem + "ies"
+	}
+	if n != 1 {
+		thing = many
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 func (a *app) auditExport() *cobra.Command {
@@ -544,7 +564,7 @@ func (a *app) auditStatus() *cobra.Command {
 			return a.print(s, func(w io.Writer) {
 				t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 				fmt.Fprintf(t, "installation\t%s\npart\t%s\nepoch\t%d\n", s.Installation, s.Shard, s.Epoch)
-				fmt.Fprintf(t, "durable\t%d events\nin the tree\t%d\nsigned\t%d\nfound by queries\t%d\n", s.Durable, s.Integrated, s.Published, s.Indexed)
+				fmt.Fprintf(t, "durable\t%s\nin the tree\t%d\nsigned\t%d\nfound by queries\t%d\n", counted(s.Durable, "event"), s.Integrated, s.Published, s.Indexed)
 				problem := "none"
 				if s.Problem != "" {
 					problem = printable(s.Problem)

@@ -370,7 +370,7 @@ def main():
     for origin in sorted(given.keys() - there):
         say("note", origin, "a key of it was given, and it is not here")
     if problems:
-        print(f"FAILED: {problems} problems")
+        print(f"FAILED: {problems} problem" + "s" * (problems != 1))
         return 1
     print(f"OK: {sum(s['size'] for s in done if not s['dropped'])} events in {len(done)} parts; the newest has {done[-1]['size']} and the root {summary(done[-1])[3]}")
     return 0
