@@ -116,7 +116,9 @@ func noDirectory(dir string) error {
 // below names the files of problems from where the command runs.
 func below(dir string, problems policy.Problems) policy.Problems {
 	for i := range problems {
-		problems[i].File = filepath.Join(dir, filepath.FromSlash(problems[i].File))
+		if problems[i].File != dir {
+			problems[i].File = filepath.Join(dir, filepath.FromSlash(problems[i].File))
+		}
 	}
 	return problems
 }

@@ -2,6 +2,8 @@ package policy
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -95,6 +97,14 @@ func TestLoadTellsAllProblems(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestLoadNamesTheDirectory(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "nosuch")
+	_, err := Load(os.DirFS(gone))
+	if want := gone + ": cannot be read: no such file or directory: make it a directory that Airlock may read"; err == nil || err.Error() != want {
+		t.Errorf("%v", err)
 	}
 }
 
