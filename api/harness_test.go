@@ -258,10 +258,6 @@ func (b *fakeBox) dial(ctx context.Context, s *channel.Stream, port uint16) erro
 
 func (b *fakeBox) ID() string { return b.id }
 
-func (b *fakeBox) Door(context.Context) (*os.File, error) {
-	return nil, airlock.Errorf(airlock.NotFound, "the sandbox has no network")
-}
-
 func (b *fakeBox) Dial(context.Context) (io.ReadWriteCloser, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -55,7 +55,7 @@ var ocsfKinds = map[string]ocsfKind{
 
 	"key.create": {ocsfEntity, 1, "Create"}, "key.revoke": {ocsfEntity, 4, "Delete"}, "key.end": ocsfOther,
 	"policy.load": {ocsfEntity, 3, "Update"}, "audit.details": {ocsfEntity, 2, "Read"},
-	"log.open": {ocsfEntity, 1, "Create"}, "log.close": ocsfOther, "log.boot": ocsfOther, "log.clock": ocsfOther, "log.gap": ocsfOther,
+	"log.open": {ocsfEntity, 1, "Create"}, "log.rotate": {ocsfEntity, 3, "Update"}, "log.close": ocsfOther, "log.boot": ocsfOther, "log.clock": ocsfOther, "log.gap": ocsfOther,
 	"hold.set": {ocsfEntity, 1, "Create"}, "hold.release": {ocsfEntity, 4, "Delete"}, "retention.drop": {ocsfEntity, 4, "Delete"},
 	"subject.erase": {ocsfEntity, 4, "Delete"}, "subject.erased": {ocsfEntity, 4, "Delete"},
 }

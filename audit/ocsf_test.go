@@ -34,7 +34,7 @@ var ocsf = map[string]string{
 	"app.propose": "300401 Create", "app.approve": "300403 Update", "app.revoke": "300404 Delete", "app.run": "600301 Create", "app.end": "600399 Other",
 	"key.create": "300401 Create", "key.revoke": "300404 Delete", "key.end": "300499 Other",
 	"policy.load": "300403 Update", "audit.details": "300402 Read",
-	"log.open": "300401 Create", "log.close": "300499 Other", "log.boot": "300499 Other", "log.clock": "300499 Other", "log.gap": "300499 Other",
+	"log.open": "300401 Create", "log.rotate": "300403 Update", "log.close": "300499 Other", "log.boot": "300499 Other", "log.clock": "300499 Other", "log.gap": "300499 Other",
 	"hold.set": "300401 Create", "hold.release": "300404 Delete", "retention.drop": "300404 Delete",
 	"subject.erase": "300404 Delete", "subject.erased": "300404 Delete",
 }

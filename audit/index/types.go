@@ -17,7 +17,7 @@ var types = []string{
 	"hold.release", "hold.set",
 	"http.end", "http.request",
 	"key.create", "key.end", "key.revoke",
-	"log.boot", "log.clock", "log.close", "log.gap", "log.open",
+	"log.boot", "log.clock", "log.close", "log.gap", "log.open", "log.rotate",
 	"net.connect", "net.end",
 	"policy.load",
 	"port.end", "port.serve",
