@@ -3,8 +3,11 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,10 +27,11 @@ type Trail interface {
 	Find(ctx context.Context, q index.Query, p index.Page) (audit.Page, error)
 	Event(ctx context.Context, seq uint64) (json.RawMessage, error)
 	Details(ctx context.Context, event []byte) ([]audit.Detail, error)
+	Subject(ctx context.Context, subject string) (string, error)
 	CatchUp(ctx context.Context) error
 	Follow(ctx context.Context, q index.Query, from uint64, fn func(json.RawMessage) error) error
 	Prove(ctx context.Context, seq uint64) (tiles.Proof, error)
-	Consistency(ctx context.Context, shard string, from, to uint64) ([][]byte, error)
+	Consistency(ctx context.Context, shard string, from, to uint64) (tiles.Consistency, error)
 	Shards() []tiles.Shard
 	Status() audit.Status
 	Rotate(ctx context.Context, by audit.Actor) error
@@ -72,7 +76,53 @@ func mine(p airlock.Principal, q index.Query) index.Query {
 
 func (s *server) auditQuery(r *request) (index.Query, error) {
 	q, err := index.ParseQuery(r.URL.Query().Get("query"), time.Now())
-	return mine(r.caller, q), err
+	if err != nil {
+		return index.Query{}, err
+	}
+	for _, m := range q.Match {
+		if m.Field != "subject" {
+			continue
+		}
+		for i, v := range m.Any {
+			if m.Any[i], err = s.pseudonym(r, v); err != nil {
+				return index.Query{}, err
+			}
+		}
+	}
+	return mine(r.caller, q), nil
+}
+
+var pseudonymForm = regexp.MustCompile(`^(?:[0-9a-f]{32})?$`)
+
+// pseudonym translates a subject as a person knows it. The log has pseudonyms
+// only, so a name that has none would find nothing, whatever there is.
+func (s *server) pseudonym(r *request, subject string) (string, error) {
+	if pseudonymForm.MatchString(subject) {
+		return subject, nil
+	}
+	if !strings.Contains(subject, ":") {
+		return "", airlock.Invalidf("query", "give KIND:ID, such as team:acme, or the 32 hex digits that `airlock audit show` has", "%.80q is no subject", subject)
+	}
+	unknown := airlock.Invalidf("query", "subjects are team:NAME of teams whose sandboxes ran something; what was erased is found by its pseudonym, which the event subject.erased has",
+		"nothing is sealed for the subject %.80q, or its key was erased", subject)
+	if r.caller.Role != airlock.Operator && subject != "team:"+r.caller.Team {
+		return "", unknown // whether others exist is not theirs to know
+	}
+	found, err := s.Trail.Subject(r.Context(), subject)
+	if airlock.CodeOf(err) == airlock.NotFound {
+		return "", unknown
+	}
+	return found, err
+}
+
+// only refuses parameters that nothing reads: a misspelt one would find too much.
+func only(query url.Values, names ...string) error {
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		if !slices.Contains(names, name) {
+			return airlock.Invalidf(name, "use "+strings.Join(names, ", "), "there is no parameter %.40q", name)
+		}
+	}
+	return nil
 }
 
 func number(query url.Values, name string) (*uint64, error) {
@@ -98,12 +148,21 @@ func (s *server) catchUp(r *request) {
 }
 
 func (s *server) auditEvents(w http.ResponseWriter, r *request) error {
+	query := r.URL.Query()
+	if err := only(query, "query", "order", "limit", "nextToken", "details"); err != nil {
+		return err
+	}
 	q, err := s.auditQuery(r)
 	if err != nil {
 		return err
 	}
-	query := r.URL.Query()
 	page := index.Page{Newest: query.Get("order") == "newest"}
+	if order := query.Get("order"); order != "" && order != "newest" && order != "oldest" {
+		return airlock.Invalidf("order", "use newest or oldest, which goes without saying", "order is %.40q", order)
+	}
+	if details := query.Get("details"); details != "" && details != "true" && details != "false" {
+		return airlock.Invalidf("details", "use true or false", "details is %.40q", details)
+	}
 	if page.Limit, err = limitOf(query, audit.MaxPage); err != nil {
 		return err
 	}
@@ -189,6 +248,9 @@ func (s *server) auditEvent(w http.ResponseWriter, r *request) error {
 const followWrite = 30 * time.Second
 
 func (s *server) auditFollow(w http.ResponseWriter, r *request) error {
+	if err := only(r.URL.Query(), "query", "from"); err != nil {
+		return err
+	}
 	q, err := s.auditQuery(r)
 	if err != nil {
 		return err
@@ -267,14 +329,11 @@ func (s *server) auditConsistency(w http.ResponseWriter, r *request) error {
 	if from == nil || to == nil {
 		return airlock.Invalidf("from", "give from and to, sizes of the shard", "from or to is missing")
 	}
-	hashes, err := s.Trail.Consistency(r.Context(), query.Get("shard"), *from, *to)
+	proof, err := s.Trail.Consistency(r.Context(), query.Get("shard"), *from, *to)
 	if err != nil {
 		return err
 	}
-	if hashes == nil {
-		hashes = [][]byte{}
-	}
-	writeJSON(w, http.StatusOK, map[string]any{"shard": query.Get("shard"), "from": *from, "to": *to, "hashes": hashes})
+	writeJSON(w, http.StatusOK, proof)
 	return nil
 }
 

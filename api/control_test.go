@@ -161,7 +161,7 @@ func TestKeysRoutes(t *testing.T) {
 			break
 		}
 	}
-	if len(ids) != 4 {
+	if len(ids) != 5 {
 		t.Errorf("ids = %v", ids)
 	}
 	w.as(w.operator, "DELETE", "/v1/keys/"+made.ID, "").want(t, "revoke", 204, "")

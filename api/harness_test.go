@@ -44,6 +44,7 @@ type world struct {
 	client    string // API keys, by role
 	other     string // of another team
 	operator  string
+	auditor   string // of the client's team
 }
 
 func newWorld(t *testing.T) *world {
@@ -68,7 +69,7 @@ func newWorld(t *testing.T) *world {
 		to   *string
 		team string
 		role airlock.Role
-	}{{&w.client, "red", airlock.Client}, {&w.other, "blue", airlock.Client}, {&w.operator, "red", airlock.Operator}} {
+	}{{&w.client, "red", airlock.Client}, {&w.other, "blue", airlock.Client}, {&w.operator, "red", airlock.Operator}, {&w.auditor, "red", airlock.Auditor}} {
 		if *c.to, _, err = k.Create(t.Context(), c.team, c.role, ""); err != nil {
 			t.Fatal(err)
 		}

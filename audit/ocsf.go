@@ -20,22 +20,48 @@ const (
 	ocsfData    = 6005 // Datastore Activity
 )
 
-// ocsfKind is what an event becomes: by the longest prefix of its type.
+// ocsfKind is what an event becomes.
 type ocsfKind struct {
-	prefix   string
 	class    int
 	activity int
+	name     string // of the activity
 }
 
-var ocsfKinds = []ocsfKind{
-	{"sandbox.create", ocsfAPI, 1}, {"sandbox.start", ocsfAPI, 1}, {"sandbox.kill", ocsfAPI, 4}, {"sandbox.end", ocsfAPI, 4}, {"sandbox.timeout", ocsfAPI, 3}, {"sandbox.", ocsfAPI, 2},
-	{"exec.start", ocsfAPI, 1}, {"exec.end", ocsfAPI, 4}, {"exec.signal", ocsfAPI, 3}, {"exec.", ocsfAPI, 2},
-	{"file.write", ocsfAPI, 1}, {"file.make", ocsfAPI, 1}, {"file.move", ocsfAPI, 3}, {"file.remove", ocsfAPI, 4}, {"file.", ocsfAPI, 2},
-	{"port.serve", ocsfNetwork, 1}, {"port.end", ocsfNetwork, 2},
-	{"net.connect", ocsfNetwork, 1}, {"net.end", ocsfNetwork, 2}, {"dns.", ocsfNetwork, 6}, {"http.", ocsfHTTP, 99}, {"db.", ocsfData, 99},
-	{"log.open", ocsfEntity, 1}, {"hold.set", ocsfEntity, 1}, {"hold.release", ocsfEntity, 4}, {"retention.", ocsfEntity, 4}, {"subject.erase", ocsfEntity, 4}, {"policy.", ocsfEntity, 3},
-	{"", ocsfEntity, 99},
+// ocsfKinds has every type that is written and every action of the policies'
+// schema, so that what an event becomes is chosen and not left over.
+var ocsfKinds = map[string]ocsfKind{
+	"sandbox.create": {ocsfAPI, 1, "Create"}, "sandbox.start": {ocsfAPI, 1, "Create"}, "sandbox.snapshot": {ocsfAPI, 1, "Create"}, "sandbox.fork": {ocsfAPI, 1, "Create"},
+	"sandbox.list": {ocsfAPI, 2, "Read"}, "sandbox.get": {ocsfAPI, 2, "Read"}, "sandbox.connect": {ocsfAPI, 2, "Read"}, "sandbox.logs": {ocsfAPI, 2, "Read"}, "sandbox.metrics": {ocsfAPI, 2, "Read"},
+	"sandbox.timeout": {ocsfAPI, 3, "Update"}, "sandbox.pause": {ocsfAPI, 3, "Update"}, "sandbox.resume": {ocsfAPI, 3, "Update"}, "sandbox.network": {ocsfAPI, 3, "Update"},
+	"sandbox.kill": {ocsfAPI, 4, "Delete"}, "sandbox.end": {ocsfAPI, 4, "Delete"}, "sandbox.budget": {ocsfAPI, 99, "Other"},
+
+	"exec.start": {ocsfAPI, 1, "Create"}, "exec.list": {ocsfAPI, 2, "Read"}, "exec.attach": {ocsfAPI, 2, "Read"}, "exec.output": {ocsfAPI, 2, "Read"},
+	"exec.input": {ocsfAPI, 3, "Update"}, "exec.signal": {ocsfAPI, 3, "Update"}, "exec.resize": {ocsfAPI, 3, "Update"}, "exec.end": {ocsfAPI, 4, "Delete"},
+
+	"file.write": {ocsfAPI, 1, "Create"}, "file.mkdir": {ocsfAPI, 1, "Create"},
+	"file.download": {ocsfAPI, 2, "Read"}, "file.list": {ocsfAPI, 2, "Read"}, "file.stat": {ocsfAPI, 2, "Read"}, "file.watch": {ocsfAPI, 2, "Read"},
+	"file.move": {ocsfAPI, 3, "Update"}, "file.remove": {ocsfAPI, 4, "Delete"}, "file.end": {ocsfAPI, 99, "Other"},
+
+	"port.serve": {ocsfNetwork, 1, "Open"}, "port.end": {ocsfNetwork, 2, "Close"},
+	"net.connect": {ocsfNetwork, 1, "Open"}, "net.end": {ocsfNetwork, 2, "Close"},
+	"dns.resolve": {ocsfNetwork, 6, "Traffic"}, "dns.end": {ocsfNetwork, 6, "Traffic"},
+	"http.request": {ocsfHTTP, 99, "Other"}, "http.end": {ocsfHTTP, 99, "Other"},
+	"secret.use": {ocsfAPI, 2, "Read"}, "secret.end": {ocsfAPI, 99, "Other"},
+
+	"db.select": {ocsfData, 1, "Read"}, "db.update": {ocsfData, 2, "Update"}, "db.connect": {ocsfData, 3, "Connect"}, "db.call": {ocsfData, 4, "Query"},
+	"db.insert": {ocsfData, 5, "Write"}, "db.delete": {ocsfData, 7, "Delete"}, "db.define": {ocsfData, 99, "Other"}, "db.end": {ocsfData, 99, "Other"},
+
+	"app.propose": {ocsfEntity, 1, "Create"}, "app.approve": {ocsfEntity, 3, "Update"}, "app.revoke": {ocsfEntity, 4, "Delete"}, "app.run": {ocsfAPI, 1, "Create"}, "app.end": {ocsfAPI, 99, "Other"},
+
+	"key.create": {ocsfEntity, 1, "Create"}, "key.revoke": {ocsfEntity, 4, "Delete"}, "key.end": ocsfOther,
+	"policy.load": {ocsfEntity, 3, "Update"}, "audit.details": {ocsfEntity, 2, "Read"},
+	"log.open": {ocsfEntity, 1, "Create"}, "log.rotate": {ocsfEntity, 3, "Update"}, "log.close": ocsfOther, "log.boot": ocsfOther, "log.clock": ocsfOther, "log.gap": ocsfOther,
+	"hold.set": {ocsfEntity, 1, "Create"}, "hold.release": {ocsfEntity, 4, "Delete"}, "retention.drop": {ocsfEntity, 4, "Delete"},
+	"subject.erase": {ocsfEntity, 4, "Delete"}, "subject.erased": {ocsfEntity, 4, "Delete"},
 }
+
+// ocsfOther is also for types of a newer version.
+var ocsfOther = ocsfKind{ocsfEntity, 99, "Other"}
 
 var ocsfClasses = map[int]struct {
 	category int
@@ -60,17 +86,14 @@ func OCSF(event []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the time of event %d: %w", e.Seq, err)
 	}
-	var kind ocsfKind
-	for _, k := range ocsfKinds {
-		if strings.HasPrefix(e.Type, k.prefix) {
-			kind = k
-			break
-		}
+	kind, known := ocsfKinds[e.Type]
+	if !known {
+		kind = ocsfOther
 	}
 	class := ocsfClasses[kind.class]
 	out := map[string]any{
 		"class_uid": kind.class, "class_name": class.name, "category_uid": class.category,
-		"activity_id": kind.activity, "type_uid": kind.class*100 + kind.activity,
+		"activity_id": kind.activity, "activity_name": kind.name, "type_uid": kind.class*100 + kind.activity,
 		"time": at.UnixMilli(), "severity_id": 1, "message": e.Type,
 		"metadata": map[string]any{
 			"version": ocsfVersion, "uid": e.ID, "sequence": e.Seq, "original_time": e.Time, "log_name": "airlock audit", "tenant_uid": e.Team,
@@ -80,7 +103,7 @@ func OCSF(event []byte) ([]byte, error) {
 		"actor": map[string]any{"user": map[string]any{"uid": e.Actor.ID, "type": e.Actor.Kind, "type_id": 99, "groups": []any{map[string]any{"name": string(e.Actor.Role)}}}},
 		"unmapped": unmapped(map[string]any{
 			"source": e.Source, "sandbox": e.Sandbox, "execution": e.Execution, "app": e.App, "epoch": e.Epoch, "of": e.Of,
-			"context": contextOf(e.Call), "log": e.Log, "sealed_parts": len(e.Sealed), "clipped": e.Clipped, "counts": countsOf(e.Outcome),
+			"context": contextOf(e.Call), "log": e.Log, "sealed_parts": len(e.Sealed), "clipped": e.Clipped, "counts": countsOf(e.Outcome), "exit_code": exitCodeOf(e.Outcome),
 		}),
 	}
 	if e.Call != nil {
@@ -122,6 +145,10 @@ func OCSF(event []byte) ([]byte, error) {
 		}
 		out["status_code"], out["status_detail"] = o.Code, o.Message
 	}
+	rest := out["unmapped"] // which is as the event has it
+	delete(out, "unmapped")
+	prune(out)
+	out["unmapped"] = rest
 	line, err := json.Marshal(out)
 	if err != nil {
 		return nil, fmt.Errorf("write event %d as OCSF: %w", e.Seq, err)
@@ -148,6 +175,10 @@ func unmapped(all map[string]any) map[string]any {
 			if v == nil {
 				delete(all, k)
 			}
+		case *int:
+			if v == nil {
+				delete(all, k)
+			}
 		case *LogPart:
 			if v == nil {
 				delete(all, k)
@@ -165,6 +196,29 @@ func unmapped(all map[string]any) map[string]any {
 	return all
 }
 
+// prune removes what is empty: OCSF has absent attributes, not empty ones.
+func prune(v any) (empty bool) {
+	switch v := v.(type) {
+	case string:
+		return v == ""
+	case map[string]any:
+		for name, value := range v {
+			if prune(value) {
+				delete(v, name)
+			}
+		}
+		return len(v) == 0
+	case []any:
+		for _, value := range v { // a list here has one
+			if !prune(value) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
 func contextOf(c *Call) map[string]any {
 	if c == nil {
 		return nil
@@ -177,4 +231,12 @@ func countsOf(o *Outcome) map[string]int64 {
 		return nil
 	}
 	return o.Counts
+}
+
+// exitCodeOf is of a program: one that is not 0 is no failure of the act.
+func exitCodeOf(o *Outcome) *int {
+	if o == nil {
+		return nil
+	}
+	return o.ExitCode
 }

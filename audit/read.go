@@ -155,6 +155,13 @@ type Detail struct {
 	Problem string          `json:"problem,omitempty"`
 }
 
+// Subject returns the pseudonym that a subject's sealed parts have now. One
+// without a key is NotFound: nothing was sealed for it, or it was erased.
+func (l *Log) Subject(ctx context.Context, subject string) (string, error) {
+	found, err := l.cfg.Sealer.FindSubject(ctx, subject)
+	return found.Pseudonym, err
+}
+
 // Prove returns the proof that an event is in the log, once a published
 // checkpoint covers it.
 func (l *Log) Prove(ctx context.Context, seq uint64) (tiles.Proof, error) {
@@ -169,7 +176,7 @@ func (l *Log) Prove(ctx context.Context, seq uint64) (tiles.Proof, error) {
 
 // Consistency proves that a shard's first from entries are the beginning of
 // its first to entries.
-func (l *Log) Consistency(ctx context.Context, shard string, from, to uint64) ([][]byte, error) {
+func (l *Log) Consistency(ctx context.Context, shard string, from, to uint64) (tiles.Consistency, error) {
 	return l.trees.Consistency(ctx, shard, from, to)
 }
 

@@ -2,8 +2,9 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,13 +29,15 @@ func (a *app) audit() *cobra.Command {
 		Short: "Read, verify, prove and keep the audit log",
 		Long: `The audit log has every act on sandboxes and everything that led out of one:
 who, what, decided how, and what came of it. It is a Merkle log: whoever changes
-or removes a part is found out by anybody with a copy of its key and a head.
+or removes anything is found out by anybody with a copy of its key and a head.
+It is in parts (shards), one for each quarter, month or day, such as 2026-Q4.
 docs/AUDIT.md describes its format, for verifiers of your own.
 
 A query is terms that all must hold, such as
   team=acme sandbox=i1 type=exec.*,file.write effect=deny since=2h seq>=100
 Keys: type, source, team, sandbox, execution, app, actor, action, resource,
-effect, status, subject, of, since, until, seq; != negates; a comma is "or".`,
+effect, status, subject, of, since, until, seq; != negates; a comma is "or".
+A subject is team:NAME or its pseudonym.`,
 		Example: `  airlock audit query 'effect=deny since=24h'
   airlock audit tail
   airlock audit show 42
@@ -92,11 +95,8 @@ func (a *app) line(w io.Writer, event []byte) {
 			add("%s", s)
 		}
 	}
-	where := e.Sandbox
-	if where == "" {
-		where = e.Team
-	}
-	fmt.Fprintf(w, "%6d  %s  %-16s %-21s %s:%s  %s\n", e.Seq, e.Time.Format("2006-01-02 15:04:05.000"), printable(e.Type), printable(where), printable(e.Actor.Kind), printable(e.Actor.ID), strings.Join(said, "; "))
+	fmt.Fprintf(w, "%6d  %s  %-16s %-10s %-21s %s:%s  %s\n", e.Seq, e.Time.Format("2006-01-02 15:04:05.000"), printable(e.Type),
+		printable(cmp.Or(e.Team, "-")), printable(cmp.Or(e.Sandbox, "-")), printable(e.Actor.Kind), printable(e.Actor.ID), strings.Join(said, "; "))
 }
 
 func (a *app) event(event []byte) {
@@ -119,6 +119,9 @@ func (a *app) auditQuery() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if all && cmd.Flags().Changed("limit") {
+				return airlock.Invalidf("--limit", "give one of them", "--all and --limit do not go together")
+			}
 			if limit < 1 || limit > audit.MaxPage {
 				return airlock.Invalidf("--limit", fmt.Sprintf("give a number from 1 to %d, or --all", audit.MaxPage), "--limit is %d", limit)
 			}
@@ -138,7 +141,7 @@ func (a *app) auditQuery() *cobra.Command {
 					a.event(e)
 				}
 				if page.Behind > 0 {
-					fmt.Fprintf(a.Stderr, "the newest %d events are not found yet\n", page.Behind)
+					fmt.Fprintf(a.Stderr, "of the newest events %d cannot be found yet\n", page.Behind)
 				}
 				if !all {
 					if page.Next != "" && !a.json {
@@ -246,8 +249,9 @@ func (a *app) auditProve() *cobra.Command {
 		Use:   "prove SEQ | --shard SHARD --from SIZE --to SIZE",
 		Short: "Prove that an event is in the log, or that the log only grew",
 		Long: `Prove prints JSON: an event with its inclusion proof and the signed checkpoint,
-which ` + "`airlock audit verify --proof`" + ` and anybody with the log's key can check,
-or the consistency proof (RFC 6962) between two sizes of a part of the log.`,
+or the consistency proof (RFC 6962) between two sizes of a part of the log, with
+their roots. "airlock audit verify --proof" and anybody with the log's key can
+check both.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.server()
@@ -279,7 +283,7 @@ or the consistency proof (RFC 6962) between two sizes of a part of the log.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&shard, "shard", "", "part of the log")
+	cmd.Flags().StringVar(&shard, "shard", "", "part (shard) of the log, such as 2026-Q4")
 	cmd.Flags().Uint64Var(&from, "from", 0, "its size then")
 	cmd.Flags().Uint64Var(&to, "to", 0, "its size later")
 	return cmd
@@ -381,7 +385,7 @@ It exits with 1 if anything is wrong.`,
 	}
 	cmd.Flags().StringVar(&keys, "keys", "", "file with the log's keys")
 	cmd.Flags().StringArrayVar(&heads, "head", nil, "file with a head that was kept; may be given again")
-	cmd.Flags().StringVar(&proof, "proof", "", "file with a proof of `airlock audit prove` to verify instead of a log")
+	cmd.Flags().StringVar(&proof, "proof", "", "`FILE` with a proof of \"airlock audit prove\" to verify instead of a log")
 	return cmd
 }
 
@@ -392,7 +396,11 @@ func (a *app) vkeys(cmd *cobra.Command, file string, mayAsk bool) ([]string, err
 		if err != nil {
 			return nil, notReadable("--keys", file, err)
 		}
-		return strings.Fields(string(text)), nil
+		vkeys := strings.Fields(string(text))
+		if len(vkeys) == 0 {
+			return nil, airlock.Invalidf("--keys", "give the file that `airlock audit keys` made, kept away from the log", "%s has no keys", file)
+		}
+		return vkeys, nil
 	}
 	if !mayAsk {
 		return nil, airlock.Invalidf("--keys", "give the file that `airlock audit keys` made, kept away from the log", "a copy of a log cannot vouch for itself")
@@ -414,27 +422,57 @@ func (a *app) vkeys(cmd *cobra.Command, file string, mayAsk bool) ([]string, err
 	return all, nil
 }
 
+// verifyProof checks either kind of what `airlock audit prove` prints.
 func (a *app) verifyProof(file string, vkeys []string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return notReadable("--proof", file, err)
 	}
-	var proof tiles.Proof
-	if err := json.Unmarshal(text, &proof); err != nil {
-		return airlock.Invalidf("--proof", "give what `airlock audit prove` printed", "%s is no proof: %v", file, err)
+	var kind struct {
+		Event      *string
+		Hashes     *[][]byte
+		Checkpoint string
 	}
-	var why error
-	for _, k := range vkeys {
-		if why = tiles.VerifyProof(proof, k); why == nil {
-			return a.print(map[string]any{"ok": true, "seq": proof.Seq}, func(w io.Writer) { fmt.Fprintf(w, "event %d is in the log\n", proof.Seq) })
+	if err := json.Unmarshal(text, &kind); err != nil || kind.Checkpoint == "" || (kind.Event == nil) == (kind.Hashes == nil) {
+		return airlock.Invalidf("--proof", "give what `airlock audit prove` printed, whole", "%s is not a proof at all", file).Because(err)
+	}
+	vkey, err := tiles.KeyOf(vkeys, kind.Checkpoint)
+	if err != nil {
+		return err
+	}
+	if kind.Event != nil {
+		var p tiles.Proof
+		if err := json.Unmarshal(text, &p); err != nil {
+			return airlock.Invalidf("--proof", "give what `airlock audit prove` printed, whole", "%s is not a proof at all", file).Because(err)
 		}
+		if err := tiles.VerifyProof(p, vkey); err != nil {
+			return err
+		}
+		return a.print(map[string]any{"ok": true, "seq": p.Seq}, func(w io.Writer) { fmt.Fprintf(w, "event %d is in the log\n", p.Seq) })
 	}
-	return errors.Join(airlock.Errorf(airlock.Invalid, "the proof does not hold"), why)
+	var p tiles.Consistency
+	if err := json.Unmarshal(text, &p); err != nil {
+		return airlock.Invalidf("--proof", "give what `airlock audit prove` printed, whole", "%s is not a proof at all", file).Because(err)
+	}
+	if err := tiles.VerifyConsistency(p, vkey); err != nil {
+		return err
+	}
+	from, to := base64.StdEncoding.EncodeToString(p.FromRoot), base64.StdEncoding.EncodeToString(p.ToRoot)
+	return a.print(map[string]any{"ok": true, "shard": p.Shard, "from": p.From, "fromRoot": from, "to": p.To, "toRoot": to}, func(w io.Writer) {
+		fmt.Fprintf(w, "part %s only grew: its first %s (root %s) are the beginning of its first %d (root %s)\n", printable(p.Shard), counted(p.From, "event"), from, p.To, to)
+	})
 }
 
 func writeReport(w io.Writer, r audit.Report) {
 	for _, p := range r.Problems {
-		fmt.Fprintf(w, "%s: %s %s: %s\n", p.Kind, printable(p.Shard), printable(p.File), printable(p.Text))
+		which := ""
+		switch {
+		case p.Events == 1:
+			which = fmt.Sprintf(" event %d", p.Seq)
+		case p.Events > 1:
+			which = fmt.Sprintf(" events %d to %d", p.Seq, p.Seq+p.Events-1)
+		}
+		fmt.Fprintf(w, "%s: %s %s%s: %s\n", p.Kind, printable(p.Shard), printable(p.File), which, printable(p.Text))
 	}
 	for _, p := range r.Index {
 		fmt.Fprintf(w, "index: %s\n", printable(p))
@@ -443,13 +481,25 @@ func writeReport(w io.Writer, r audit.Report) {
 		fmt.Fprintf(w, "note: %s: %s\n", printable(n.File), printable(n.Text))
 	}
 	if !r.OK {
-		fmt.Fprintf(w, "FAILED: %d problems\n", r.Count)
+		fmt.Fprintf(w, "FAILED: %s\n", counted(r.Count, "problem"))
 		return
 	}
-	fmt.Fprintf(w, "OK: %d events in %d parts\n", r.Events, len(r.Shards))
+	fmt.Fprintf(w, "OK: %s in %s\n", counted(r.Events, "event"), counted(len(r.Shards), "part"))
 	for _, s := range r.Shards {
-		fmt.Fprintf(w, "  %s  %d events from %d on, root %s\n", s.ID, s.Size, s.First, s.Root)
+		fmt.Fprintf(w, "  %s  %s from %d on, root %s\n", s.ID, counted(s.Size, "event"), s.First, s.Root)
 	}
+}
+
+// counted is a number of things.
+func counted[N int | uint64](n N, thing string) string {
+	many := thing + "s"
+	if stem, ok := strings.CutSuffix(thing, "y"); ok {
+		many = stem + "ies"
+	}
+	if n != 1 {
+		thing = many
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 func (a *app) auditExport() *cobra.Command {
@@ -514,7 +564,7 @@ func (a *app) auditStatus() *cobra.Command {
 			return a.print(s, func(w io.Writer) {
 				t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 				fmt.Fprintf(t, "installation\t%s\npart\t%s\nepoch\t%d\n", s.Installation, s.Shard, s.Epoch)
-				fmt.Fprintf(t, "durable\t%d events\nin the tree\t%d\nsigned\t%d\nfound by queries\t%d\n", s.Durable, s.Integrated, s.Published, s.Indexed)
+				fmt.Fprintf(t, "durable\t%s\nin the tree\t%d\nsigned\t%d\nfound by queries\t%d\n", counted(s.Durable, "event"), s.Integrated, s.Published, s.Indexed)
 				problem := "none"
 				if s.Problem != "" {
 					problem = printable(s.Problem)
@@ -567,9 +617,12 @@ func (a *app) auditErase() *cobra.Command {
 	return &cobra.Command{
 		Use:   "erase SUBJECT",
 		Short: "Destroy the key of a subject's details, here and in every copy",
-		Long: `Erase destroys the key that a subject's sealed details were encrypted with, such
-as customer:42 or team:acme. Nobody can read them any more, in no copy of the log,
-and the log still verifies. It cannot be undone.`,
+		Long: `Erase destroys the key that a subject's sealed details were encrypted with. Nobody
+can read them any more, in no copy of the log, and the log still verifies. It
+cannot be undone. The subjects are team:NAME today, one for each team: paths,
+programs and arguments of its sandboxes are sealed for it.`,
+		Example: `  airlock audit query subject=team:acme      # what is sealed for it
+  airlock audit erase team:acme`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.server()

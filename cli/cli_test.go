@@ -8,11 +8,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
+	"airlock.dev/airlock/audit/tiles"
 	"airlock.dev/airlock/doctor"
 )
 
@@ -371,6 +374,76 @@ func TestEveryCommandHasHelp(t *testing.T) {
 	for _, cmd := range allCommands(a.root()) {
 		if cmd.Short == "" || cmd.RunE == nil || cmd.Args == nil {
 			t.Errorf("%s: short %q, run %v, args %v", cmd.CommandPath(), cmd.Short, cmd.RunE != nil, cmd.Args != nil)
+		}
+	}
+}
+
+// TestDocumentsHaveEveryPolicyCommand: each is in the table of POLICY.md, and
+// where a reader begins.
+func TestDocumentsHaveEveryPolicyCommand(t *testing.T) {
+	for _, doc := range []string{"../docs/POLICY.md", "../README.md", "../policy/starter/README.md"} {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cmd := range (&app{}).policies().Commands() {
+			starts := cmd.Name() == "init" || cmd.Name() == "explain" // needless for who has a directory already
+			if !strings.Contains(string(text), "airlock policy "+cmd.Name()) && !(starts && strings.Contains(doc, "starter")) {
+				t.Errorf("%s lacks airlock policy %s", doc, cmd.Name())
+			}
+		}
+	}
+}
+
+// TestNamesOfValues: what is between backquotes in a flag's text is how the help
+// calls its value.
+func TestNamesOfValues(t *testing.T) {
+	flags, form := 0, regexp.MustCompile(`(?m)^ +(?:-[a-z], | +)--([a-z-]+)(.*?)  `)
+	for _, cmd := range allCommands((&app{}).root()) {
+		for _, f := range form.FindAllStringSubmatch(cmd.Flags().FlagUsages(), -1) {
+			flags++
+			if name := strings.TrimSpace(f[2]); strings.ContainsAny(name, " .,") {
+				t.Errorf("%s --%s: its value is called %q", cmd.CommandPath(), f[1], name)
+			}
+		}
+	}
+	if flags < 20 {
+		t.Errorf("only %d flags", flags)
+	}
+}
+
+// TestReport: each problem of a file says which events it is about.
+func TestReport(t *testing.T) {
+	altered := func(seq, events uint64) tiles.Problem {
+		return tiles.Problem{Kind: tiles.Altered, Shard: "2026-Q4", File: "2026-Q4/tile/entries/000", Seq: seq, Events: events, Text: "altered"}
+	}
+	for _, c := range []struct {
+		report audit.Report
+		want   string
+	}{
+		{audit.Report{Report: tiles.Report{Count: 3, Problems: []tiles.Problem{altered(5, 1), altered(9, 3), altered(20, 0)}}},
+			"altered: 2026-Q4 2026-Q4/tile/entries/000 event 5: altered\naltered: 2026-Q4 2026-Q4/tile/entries/000 events 9 to 11: altered\n" +
+				"altered: 2026-Q4 2026-Q4/tile/entries/000: altered\nFAILED: 3 problems\n"},
+		{audit.Report{Report: tiles.Report{Count: 1}}, "FAILED: 1 problem\n"},
+		{audit.Report{OK: true, Report: tiles.Report{Events: 1, Shards: []tiles.Verified{{ID: "2026-Q4", Size: 1, Root: "x"}}}}, "OK: 1 event in 1 part\n  2026-Q4  1 event from 0 on, root x\n"},
+		{audit.Report{OK: true, Report: tiles.Report{Shards: []tiles.Verified{}}}, "OK: 0 events in 0 parts\n"},
+	} {
+		var b strings.Builder
+		if writeReport(&b, c.report); b.String() != c.want {
+			t.Errorf("%q\n%q", b.String(), c.want)
+		}
+	}
+}
+
+// TestLine: an event's line has its team and its sandbox.
+func TestLine(t *testing.T) {
+	for event, want := range map[string]string{
+		`{"v":1,"seq":4,"time":"2026-12-02T10:00:00.000000000Z","type":"exec.end","team":"acme","sandbox":"i1","actor":{"kind":"token","id":"i1"},"outcome":{"status":"ok","exitCode":3}}`: "     4  2026-12-02 10:00:00.000  exec.end         acme       i1                    token:i1  ok; exit code 3\n",
+		`{"v":1,"seq":0,"time":"2026-12-02T10:00:00.000000000Z","type":"log.open","actor":{"kind":"system"},"log":{"shard":"2026-Q4"}}`:                                                    "     0  2026-12-02 10:00:00.000  log.open         -          -                     system:  2026-Q4\n",
+	} {
+		var b strings.Builder
+		if (&app{}).line(&b, []byte(event)); b.String() != want {
+			t.Errorf("%q\n%q", b.String(), want)
 		}
 	}
 }

@@ -70,7 +70,7 @@ profiles and the schema. DIR must be empty or not be there.`,
 				}
 			}
 			return a.print(map[string]any{"dir": dir, "files": names}, func(w io.Writer) {
-				fmt.Fprintf(w, "wrote %d files to %s: begin with its README.md\n", len(names), dir)
+				fmt.Fprintf(w, "wrote %s to %s: begin with its README.md\n", counted(len(names), "file"), dir)
 			})
 		},
 	}
@@ -116,7 +116,9 @@ func noDirectory(dir string) error {
 // below names the files of problems from where the command runs.
 func below(dir string, problems policy.Problems) policy.Problems {
 	for i := range problems {
-		problems[i].File = filepath.Join(dir, filepath.FromSlash(problems[i].File))
+		if problems[i].File != dir {
+			problems[i].File = filepath.Join(dir, filepath.FromSlash(problems[i].File))
+		}
 	}
 	return problems
 }
@@ -205,7 +207,7 @@ with 1 if anything is wrong.`,
 			}
 			for _, s := range sets {
 				if err := a.print(s, func(w io.Writer) {
-					fmt.Fprintf(w, "valid: %s, %d policies, sha256 %s\n", s.File, s.Policies, s.Digest)
+					fmt.Fprintf(w, "valid: %s, %s, sha256 %s\n", s.File, counted(s.Policies, "policy"), s.Digest)
 				}); err != nil {
 					return err
 				}
@@ -251,7 +253,7 @@ compares. It exits with 1 if a test fails or a policy is wrong.`,
 					return err
 				}
 			}
-			a.note("%d tests, %d failed", len(p.Tests()), failed)
+			a.note("%s, %d failed", counted(len(p.Tests()), "test"), failed)
 			if failed > 0 {
 				return &exit{code: exitFailure}
 			}

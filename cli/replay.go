@@ -62,7 +62,7 @@ little is left, because details were erased or were too long, are counted.`,
 			}
 			summary := map[string]int{"acts": r.acts, "changed": changed, "undecidable": r.unknown}
 			return a.print(summary, func(w io.Writer) {
-				fmt.Fprintf(w, "%d acts, %d of them would be decided otherwise\n", r.acts, changed)
+				fmt.Fprintf(w, "%s, %d of them would be decided otherwise\n", counted(r.acts, "act"), changed)
 				if r.unknown > 0 {
 					fmt.Fprintf(w, "%d more cannot be decided again: their details were erased, or were too long to be kept whole\n", r.unknown)
 				}
@@ -240,7 +240,7 @@ each team, as decisions in the trail have it.`,
 				return err
 			}
 			return a.print(p, func(w io.Writer) {
-				fmt.Fprintf(w, "in force: %s for teams without a file of their own, and those of %d teams\n", printable(p.Name), len(p.Teams))
+				fmt.Fprintf(w, "in force: %s for teams without a file of their own, and those of %s\n", printable(p.Name), counted(len(p.Teams), "team"))
 				fmt.Fprintf(w, "  %s  %s\n", p.Loaded, printable(p.Source))
 				for _, c := range p.Ceilings {
 					fmt.Fprintf(w, "  %s  %s\n", c.SHA256, printable(c.Name))

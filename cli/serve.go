@@ -22,8 +22,9 @@ func (a *app) serve() *cobra.Command {
 		Use:   "serve",
 		Short: "Run the server: an API for sandboxes on this machine",
 		Long: `Serve runs the API, which the official E2B SDKs speak, and keeps its state in
---data-dir. It listens on the loopback address only, unless it speaks TLS. On this machine its operator needs no key: the commands use the
-socket in the data directory. Everyone else needs one from ` + "`airlock key create`" + `.
+--data-dir. It listens on the loopback address only, unless it speaks TLS. On
+this machine its operator needs no key: the commands use the socket in the data
+directory. Everyone else needs one from ` + "`airlock key create`" + `.
 
 With --domain it speaks TLS, and every port of every sandbox has a host:
 https://PORT-ID.DOMAIN; the API is https://api.DOMAIN. Without a certificate of
@@ -37,6 +38,9 @@ first start it makes one, DATA-DIR.keys/root.key; --root-key names another: a
 file, systemd:NAME for a credential of its unit, or a pkcs11: URI for a key in
 a token. Back it up apart from the data directory: without it, what it wraps is
 lost. ` + "`airlock keystore`" + ` lists and rotates keys.
+
+When it is ready it says where it listens; with --json that is one line such as
+{"listening":"http://127.0.0.1:3000","socket":"/var/lib/airlock/airlock.sock"}.
 
 It refuses to start on a machine that cannot run sandboxes and says what to do;
 ` + "`airlock doctor`" + ` says it at any time.`,
@@ -78,7 +82,7 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.StringVar(&o.TLSKey, "tls-key", "", "file with its key, PEM")
 	flags.StringVar(&o.Domain, "domain", "", "what sandboxes' host names end in; TLS, with a certificate of our own if none is given; a port may follow if clients use another")
 	keyFlags(flags, &o.RootKey, &o.KeysDir)
-	flags.StringVar(&o.Policies, "policies", "", "directory of policies, see `airlock policy` (default: the profile internet for every team)")
+	flags.StringVar(&o.Policies, "policies", "", "`DIR` of policies, see \"airlock policy\" (default: the profile internet for every team)")
 	flags.StringVar(&o.Witnesses, "witnesses", "", "file that says who cosigns the audit log's checkpoints (a C2SP witness policy)")
 	flags.StringVar(&period, "audit-period", "quarter", "how long one part of the audit log is: quarter, month or day")
 	flags.StringVar(&retention, "audit-retention", "", "drop parts of the audit log that ended so long ago, such as 2200d (default: keep all)")

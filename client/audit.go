@@ -80,19 +80,10 @@ func (c *Client) AuditProof(ctx context.Context, seq uint64) (tiles.Proof, error
 	return p, err
 }
 
-// AuditConsistency is RFC 6962's proof that a shard's first From entries are
-// the beginning of its first To.
-type AuditConsistency struct {
-	Shard  string   `json:"shard"`
-	From   uint64   `json:"from"`
-	To     uint64   `json:"to"`
-	Hashes [][]byte `json:"hashes"`
-}
-
 // AuditConsistency returns the proof between two sizes of a shard.
-func (c *Client) AuditConsistency(ctx context.Context, shard string, from, to uint64) (AuditConsistency, error) {
+func (c *Client) AuditConsistency(ctx context.Context, shard string, from, to uint64) (tiles.Consistency, error) {
 	query := url.Values{"shard": {shard}, "from": {strconv.FormatUint(from, 10)}, "to": {strconv.FormatUint(to, 10)}}
-	var p AuditConsistency
+	var p tiles.Consistency
 	_, err := c.call(ctx, http.MethodGet, "/v1/audit/consistency", query, nil, &p)
 	return p, err
 }

@@ -231,6 +231,12 @@ func (d *Difference) probe(before, after *Set, changed []*policy) {
 	was, would := Effective{Ceiling: before}, Effective{Ceiling: after}
 	found := map[[3]string]*Found{}
 	seen := map[string]bool{}
+	looked := map[string]bool{} // what the policies that changed look at
+	for _, p := range changed {
+		for thing := range literalsOf((*ast.Policy)(p.cedar.AST())) {
+			looked[thing] = true
+		}
+	}
 	for _, p := range changed {
 		tree := (*ast.Policy)(p.cedar.AST())
 		literals := literalsOf(tree)
@@ -264,7 +270,7 @@ func (d *Difference) probe(before, after *Set, changed []*policy) {
 						}
 						found[group].Count++
 						if len(found[group].Examples) < maxExamples {
-							found[group].Examples = append(found[group].Examples, example(f, c))
+							found[group].Examples = append(found[group].Examples, example(f, c, slices.Sorted(maps.Keys(looked))))
 						}
 					}
 				}
@@ -299,10 +305,37 @@ func (d Decision) brief() string {
 	return text
 }
 
-func example(f Facts, c Call) string {
+// example describes a call with what decided it: of the things that policies
+// look at, those that it has.
+func example(f Facts, c Call, things []string) string {
 	text := described(c)
 	if f.Team != "probe" {
 		text += " of team " + shown(f.Team)
+	}
+	var with []string
+	for _, thing := range things {
+		name := thing[strings.LastIndexByte(thing, '.')+1:]
+		switch v, has := c.Context[name]; {
+		case strings.HasPrefix(thing, "context."):
+			if s, isString := v.(string); isString {
+				v = shown(s)
+			}
+			if has && !slices.Contains(describedContext, name) {
+				with = append(with, fmt.Sprintf("%s %v", name, v))
+			}
+		case strings.HasPrefix(thing, "tag:") && f.Sandbox.Metadata != nil:
+			key := strings.TrimPrefix(thing, "tag:")
+			if label, ok := f.Sandbox.Metadata[key]; ok {
+				with = append(with, fmt.Sprintf("label %s %s", shown(key), shown(label)))
+			}
+		case name == "role" && (c.Principal.Type == "User" || c.Principal.Type == "Agent"):
+			with = append(with, "role "+shown(f.Caller.Role))
+		case name == "template":
+			with = append(with, "template "+shown(f.Sandbox.Template))
+		}
+	}
+	if len(with) > 0 {
+		text += " with " + strings.Join(with, ", ")
 	}
 	return text
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -203,6 +204,24 @@ func (l *loader) unread(file, hint string) {
 	l.problem(file, "nothing reads this file", hint)
 }
 
+// place names what is meant by a path: the directory itself by its own, if it
+// says it. An os.DirFS is that path, and leaves it out of its errors.
+func (l *loader) place(name string) string {
+	if dir := reflect.ValueOf(l.dir); name == "." && dir.Kind() == reflect.String {
+		return dir.String()
+	}
+	return name
+}
+
+// cause is an error without the path, which is said already.
+func cause(err error) string {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		err = path.Err
+	}
+	return err.Error()
+}
+
 // list returns the entries of a directory without hidden ones.
 func (l *loader) list(name string) []fs.DirEntry {
 	info, err := fs.Stat(l.dir, name)
@@ -214,7 +233,7 @@ func (l *loader) list(name string) []fs.DirEntry {
 		entries, err = fs.ReadDir(l.dir, name)
 	}
 	if err != nil {
-		l.problem(name, "cannot be read: "+err.Error(), "make it a directory that Airlock may read")
+		l.problem(l.place(name), "cannot be read: "+cause(err), "make it a directory that Airlock may read")
 		return nil
 	}
 	return slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
@@ -230,7 +249,7 @@ func (l *loader) content(file string, most int) ([]byte, bool) {
 	}
 	text, err := readRegular(l.dir, file, most)
 	if err != nil {
-		l.problem(file, "cannot be read: "+err.Error(), "make it a file that Airlock may read")
+		l.problem(file, "cannot be read: "+cause(err), "make it a file that Airlock may read")
 		return nil, false
 	}
 	if len(text) > most {

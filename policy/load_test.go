@@ -86,7 +86,7 @@ func TestLoadTellsAllProblems(t *testing.T) {
 	}
 	want := []string{
 		"all.cedar:1: policy all: all.cedar has a permit, which would widen every team: write forbids in it, and permits in default.cedar and teams/NAME.cedar",
-		"default.cedar:1:7: this is not Cedar's language: exact got  want ( near \"\": a policy is @id(\"…\") permit or forbid (principal, action, resource) when { … } unless { … };",
+		"default.cedar:1:7: this is not Cedar's language: the text ends where `(` is expected: a policy is @id(\"…\") permit or forbid (principal, action, resource) when { … } unless { … };",
 		"defaults.cedar: nothing reads this file: a directory of policies has all.cedar, default.cedar, teams/NAME.cedar and tests/NAME.yaml",
 		"teams/Sales.cedar: nothing reads this file: name it NAME.cedar after a team: 1 to 39 of a-z, 0-9 and -",
 		"teams/a.cedar:1:93: policy no-mail: attribute `prt` in context for Action::\"net:connect\" not found: the context of net:connect has ip, port, protocol, time",
@@ -100,6 +100,14 @@ func TestLoadTellsAllProblems(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestLoadNamesTheDirectory(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "nosuch")
+	_, err := Load(os.DirFS(gone))
+	if want := gone + ": cannot be read: no such file or directory: make it a directory that Airlock may read"; err == nil || err.Error() != want {
+		t.Errorf("%v", err)
 	}
 }
 

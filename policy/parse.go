@@ -324,9 +324,9 @@ func syntaxProblem(name string, err error) Problem {
 		p.Column, _ = strconv.Atoi(text[m[4]:m[5]])
 		near := ""
 		if m[6] >= 0 {
-			near = " near " + text[m[6]:m[7]]
+			near = text[m[6]:m[7]]
 		}
-		text = text[m[1]:] + near
+		text = inWords(text[m[1]:], near)
 	}
 	p.Message = clipped("this is not Cedar's language: " + text)
 	return p

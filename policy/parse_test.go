@@ -17,7 +17,9 @@ func TestParseRefuses(t *testing.T) {
 		want       []string // the problems, from the position on
 	}{
 		{"nothing", "// nothing\n", []string{`there is no policy in it: to deny everything write @id("nothing") forbid (principal, action, resource);`}},
-		{"syntax", head + "permit (principal, action, resource)", []string{`2:37: this is not Cedar's language: exact got  want ; near "": a policy is @id("…") permit or forbid (principal, action, resource) when { … } unless { … };`}},
+		{"syntax", head + "permit (principal, action, resource)", []string{`2:37: this is not Cedar's language: the text ends where ` + "`;`" + ` is expected: a policy is @id("…") permit or forbid (principal, action, resource) when { … } unless { … };`}},
+		{"an end in a condition", head + "permit (principal, action, resource) when { context.", []string{`2:53: this is not Cedar's language: the text ends in the middle of a policy (expected ident): a policy is @id("…") permit or forbid (principal, action, resource) when { … } unless { … };`}},
+		{"another sign", head + "permit [principal, action, resource);", []string{"2:9: this is not Cedar's language: `[` is where `(` is expected" + `: a policy is @id("…") permit or forbid (principal, action, resource) when { … } unless { … };`}},
 		{"a string without an end", head + "permit (principal, action == Action::\"net", []string{"2:38: this is not Cedar's language: literal not terminated: a policy is @id(\"…\") permit or forbid (principal, action, resource) when { … } unless { … };"}},
 		{"no id", "permit (principal, action, resource);", []string{`1:1: the policy has no @id: write @id("what-it-is-for") before it: the audit trail names policies by their ids`}},
 		{"an id that is none", `@id("A b") permit (principal, action, resource);`, []string{`1:1: @id("A b") is no id: use 1 to 64 of a-z, 0-9, dot, _ and -, not beginning with a sign`}},

@@ -271,12 +271,15 @@ func remedyFor(layer string, f Facts) string {
 	return "ask your operator for a policy of team " + shown(f.Team) + " that permits it"
 }
 
+// describedContext is what of a context a description always has.
+var describedContext = []string{"method", "path", "ip", "port", "caller", "host"}
+
 // described says what a call tries, for a person.
 func described(c Call) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s on %s by %s", c.Action, c.Resource, c.Principal)
 	sep := " ("
-	for _, key := range []string{"method", "path", "ip", "port", "caller", "host"} {
+	for _, key := range describedContext {
 		if v, ok := c.Context[key]; ok {
 			text := fmt.Sprint(v)
 			if s, isString := v.(string); isString && key != "ip" && key != "method" {

@@ -145,6 +145,22 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// TestExamplesSayWhatDecided: else a forbid of one program looks like one of all.
+func TestExamplesSayWhatDecided(t *testing.T) {
+	for _, tt := range []struct{ forbid, was, want string }{
+		{`action == Action::"exec:start", resource) when { context.program == "ls" };`, "permit", `exec:start on Sandbox::"probe" by Team::"probe" with program "ls"`},
+		{`action == Action::"sandbox:create", resource) when { context.memoryMB > 512 && context.internet };`, "permit", `sandbox:create on Team::"probe" by Team::"probe" with internet true, memoryMB 513`},
+		{`action == Action::"net:connect", resource) when { context.port == 25 };`, "permit", `net:connect on Host::"probe.example" by Sandbox::"probe" (ip 198.51.100.7, port 25)`},
+		{`action == Action::"exec:list", resource) when { resource.hasTag("env") && resource.getTag("env") == "prod" };`, "permit", `exec:list on Sandbox::"probe" by Team::"probe" with label "env" "prod"`},
+		{`action == Action::"sandbox:kill", resource) when { principal is User && principal.role == "auditor" };`, "permit", `sandbox:kill on Sandbox::"probe" by User::"probe" with role "auditor"`},
+	} {
+		d := Compare(mustParse(t, permitAll), mustParse(t, permitAll+`@id("no") forbid (principal, `+tt.forbid))
+		if len(d.Found) != 1 || d.Found[0].Was != tt.was || !slices.Contains(d.Found[0].Examples, tt.want) {
+			t.Errorf("%s: no example is %q: %+v", tt.forbid, tt.want, d.Found)
+		}
+	}
+}
+
 func TestCompareProfiles(t *testing.T) {
 	names := ProfileNames()
 	if d := Compare(mustProfile(t, names[0]), mustProfile(t, names[2])); d.Verdict != OnlyWidens || d.Probes == 0 || d.Probes > maxProbes {

@@ -2,8 +2,10 @@ package test
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -112,7 +114,7 @@ func code(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // serve FLAG... starts a server on a free port, which ends with the script,
-// and sets URL to its address.
+// and sets URL to its address. The line that says it is in serve.out.
 func serve(ts *testscript.TestScript, neg bool, args []string) {
 	if neg {
 		ts.Fatalf("usage: serve FLAG...")
@@ -137,15 +139,20 @@ func serve(ts *testscript.TestScript, neg bool, args []string) {
 	})
 	late := time.AfterFunc(60*time.Second, func() { cmd.Process.Kill() })
 	defer late.Stop()
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		// "airlock listens on http://127.0.0.1:PORT and PATH"
-		if words := strings.Fields(lines.Text()); len(words) > 3 && words[1] == "listens" {
-			ts.Setenv("URL", words[3])
-			return
-		}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	ts.Check(os.WriteFile(ts.MkAbs("serve.out"), []byte(line), 0o600))
+	var ready struct{ Listening string }
+	if words := strings.Fields(line); len(words) > 3 && words[1] == "listens" { // "airlock listens on URL and PATH"
+		ready.Listening = words[3]
+	} else if err == nil {
+		err = json.Unmarshal([]byte(line), &ready)
 	}
-	ts.Fatalf("the server did not start; its log: %s", ts.ReadFile("serve.log"))
+	if ready.Listening != "" {
+		ts.Setenv("URL", ready.Listening)
+		go io.Copy(io.Discard, out)
+		return
+	}
+	ts.Fatalf("the server did not start: %q, %v; its log: %s", line, err, ts.ReadFile("serve.log"))
 }
 
 // setid NAME sets NAME to the last output, a single word.

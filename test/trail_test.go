@@ -27,14 +27,14 @@ import (
 // mark has a server record something before it answers: that somebody looked
 // at sealed parts, and for what. Nothing has that name.
 func mark(ctx context.Context, c *client.Client, n int) error {
-	_, err := c.AuditEvents(ctx, client.AuditQuery{Query: fmt.Sprintf("seq<1 subject=mark-%d", n), Limit: 1, Details: true})
+	_, err := c.AuditEvents(ctx, client.AuditQuery{Query: fmt.Sprintf("seq<1 sandbox=mark-%d", n), Limit: 1, Details: true})
 	return err
 }
 
 // longMark is a mark of some 3 KB: that somebody wanted to revoke a key, which
 // there is not.
 func longMark(ctx context.Context, c *client.Client, n int) error {
-	err := c.RevokeKey(ctx, fmt.Sprintf("subject=mark-%d %s", n, strings.Repeat("x", 3000)))
+	err := c.RevokeKey(ctx, fmt.Sprintf("sandbox=mark-%d %s", n, strings.Repeat("x", 3000)))
 	if airlock.CodeOf(err) == airlock.NotFound {
 		return nil
 	}
@@ -76,7 +76,7 @@ func marks(t *testing.T, c *client.Client, from uint64) (numbers []int, types []
 			}
 			next++
 			types = append(types, e.Type)
-			if _, name, ok := strings.Cut(e.Call.Resource.ID, "subject=mark-"); ok {
+			if _, name, ok := strings.Cut(e.Call.Resource.ID, "sandbox=mark-"); ok {
 				name, _, _ = strings.Cut(name, " ")
 				n, err := strconv.Atoi(name)
 				if err != nil {

@@ -105,7 +105,7 @@ func TestFind(t *testing.T) {
 		{"action!=*", []uint64{0, 2, 4, 7}},
 		{"action=sandbox:create,http:*", []uint64{1, 5}},
 		{"resource=Host:pypi.org", []uint64{5}},
-		{"resource=Host:*", []uint64{}}, // a * is only special in type and action
+		{`resource="Host:*"`, []uint64{}}, // a * is only special in type and action
 		{"effect=deny", []uint64{5}},
 		{"effect=deny,hold", []uint64{5, 6}},
 		{"effect=permit", []uint64{1, 3}},
@@ -344,7 +344,7 @@ func TestHostileStrings(t *testing.T) {
 			if got, err := x.Find(t.Context(), q, index.Page{Limit: 100}); err != nil || !slices.Equal(got, want) {
 				t.Errorf("%s=%.20q: %v, %v", field, s, got, err)
 			}
-			if len(q.String()) > 4096 {
+			if len(q.String()) > 4096 || field == "type" && s != "" { // who asks must name a type that there is
 				continue
 			}
 			again, err := index.ParseQuery(q.String(), noon)

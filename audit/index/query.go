@@ -48,11 +48,12 @@ type Match struct {
 //
 // The keys are the fields of Match. A value with a space, a comma or a quote
 // in it is in double quotes, with the escapes of Go or JSON; "" means that the
-// field is absent. A TIME is RFC 3339, a date (its first moment in UTC), or a
-// whole number of s, m, h or d before now. The events since a time are those
-// of that moment and later, those until a time are the ones before it. Each
-// key is there at most once, but seq may have both bounds. Errors are Invalid,
-// of the field "query", and say where.
+// field is absent. A type is one of Types, or the beginning of one and a *; in
+// other fields than type and action a * must be in quotes. A TIME is RFC 3339, a
+// date (its first moment in UTC), or a whole number of s, m, h or d before now.
+// The events since a time are those of that moment and later, those until a
+// time are the ones before it. Each key is there at most once, but seq may have
+// both bounds. Errors are Invalid, of the field "query", and say where.
 func ParseQuery(query string, now time.Time) (Query, error) {
 	switch {
 	case len(query) > maxQuery:
@@ -97,6 +98,7 @@ type parser struct {
 	start int
 	terms int
 	seen  map[string]bool
+	star  bool // a value of the term has a * that is not in quotes
 	query Query
 }
 
@@ -139,6 +141,7 @@ func (p *parser) term() error {
 		return p.failf("use =", "%s has no %s", key, op)
 	}
 	p.at += len(op)
+	p.star = false
 	values, err := p.values()
 	if err != nil {
 		return err
@@ -147,6 +150,14 @@ func (p *parser) term() error {
 		m := Match{Field: key, Any: values, Not: op == "!="}
 		if why, hint := m.wrong(); why != "" {
 			return p.failf(hint, "%s", why)
+		}
+		if p.star && !c.prefix {
+			return p.failf("only a type or an action may end in *; a * that is meant as it is goes in double quotes", "%s takes no pattern", key)
+		}
+		for _, v := range values {
+			if key == "type" && !knownType(v) {
+				return p.failf(closeTypes(v), "no event has the type %.40q", v)
+			}
 		}
 		if err := p.once(key, key); err != nil {
 			return err
@@ -204,6 +215,7 @@ func (p *parser) value() (string, error) {
 		end = len(rest)
 	}
 	p.at += end
+	p.star = p.star || strings.Contains(rest[:end], "*")
 	switch {
 	case p.at < len(p.text) && !strings.ContainsRune(" ,", rune(p.text[p.at])):
 		return "", p.failf(`put it in double quotes, with \" for a quote and \n or \u200b for what cannot be seen`, "a value has a character that needs quotes")
@@ -307,9 +319,10 @@ func (q Query) String() string {
 		if m.Not {
 			op = "!="
 		}
-		values := make([]string, len(m.Any))
+		c, values := columnOf(m.Field), make([]string, len(m.Any))
 		for i, v := range m.Any {
-			if values[i] = v; v == "" || !utf8.ValidString(v) || strings.ContainsFunc(v, func(r rune) bool { return !bare(r) }) {
+			literal := c != nil && !c.prefix && strings.Contains(v, "*")
+			if values[i] = v; literal || v == "" || !utf8.ValidString(v) || strings.ContainsFunc(v, func(r rune) bool { return !bare(r) }) {
 				values[i] = strconv.Quote(v)
 			}
 		}

@@ -175,50 +175,165 @@ func (t *Trees) Prove(ctx context.Context, seq uint64) (Proof, error) {
 	return p, nil
 }
 
-// Consistency proves that the tree of the first from entries of a shard is the
-// beginning of that of the first to: RFC 6962's proof between their roots.
-// to is at most the size of the published checkpoint.
-func (t *Trees) Consistency(ctx context.Context, shard string, from, to uint64) ([][]byte, error) {
+// Consistency shows that the tree of a shard's first From entries is the
+// beginning of that of its first To, which is the beginning of the one that was
+// signed. All of it but To's place in the signed tree is RFC 6962's proof.
+type Consistency struct {
+	Shard      string   `json:"shard"`
+	From       uint64   `json:"from"`
+	To         uint64   `json:"to"`
+	FromRoot   []byte   `json:"fromRoot"`
+	ToRoot     []byte   `json:"toRoot"`
+	Hashes     [][]byte `json:"hashes"`     // from From to To
+	Checkpoint string   `json:"checkpoint"` // a signed note
+	Signed     [][]byte `json:"signed"`     // from To to the checkpoint's size
+	VKey       string   `json:"vkey"`       // what the log says that its key is: trust another copy
+}
+
+// Consistency makes the proof between two sizes of a shard, and checks it. to
+// is at most the size of the published checkpoint, and from at most to.
+func (t *Trees) Consistency(ctx context.Context, shard string, from, to uint64) (Consistency, error) {
 	for _, s := range t.Shards() {
 		switch {
 		case s.ID != shard:
 			continue
 		case s.Dropped:
-			return nil, airlock.Errorf(airlock.NotFound, "shard %s was dropped by retention", s.ID)
+			return Consistency{}, airlock.Errorf(airlock.NotFound, "shard %s was dropped by retention", s.ID)
 		case from > to || to > s.Size:
-			return nil, airlock.Invalidf("to", fmt.Sprintf("use sizes up to %d", s.Size), "shard %s has no trees of %d and %d signed entries", s.ID, from, to)
+			return Consistency{}, airlock.Invalidf("to", fmt.Sprintf("use sizes up to %d", s.Size), "shard %s has no trees of %d and %d signed entries", s.ID, from, to)
 		}
-		builder, err := client.NewProofBuilder(ctx, s.Size, t.disk.fetcher(s.ID))
-		if err == nil && from > 0 {
-			var path [][]byte
-			if path, err = builder.ConsistencyProof(ctx, from, to); err == nil {
-				return path, nil
-			}
+		p := Consistency{Shard: s.ID, From: from, To: to, Checkpoint: s.Checkpoint, VKey: s.VKey}
+		if err := t.disk.consistency(ctx, &p, s.Size); err != nil {
+			return Consistency{}, fmt.Errorf("prove %d to %d entries of shard %s: %w", from, to, s.ID, err)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("prove %d to %d entries of shard %s: %w", from, to, s.ID, err)
+		if err := VerifyConsistency(p, s.VKey); err != nil {
+			return Consistency{}, damaged(s.ID, fmt.Sprintf("%d to %d entries can't be proved", from, to), err)
 		}
-		return nil, nil // everything begins with nothing
+		return p, nil
 	}
-	return nil, airlock.Errorf(airlock.NotFound, "the audit log has no shard '%.40s'", shard)
+	return Consistency{}, airlock.Errorf(airlock.NotFound, "the audit log has no shard '%.40s'", shard)
+}
+
+// consistency fills in the roots and hashes of a proof.
+func (d disk) consistency(ctx context.Context, p *Consistency, size uint64) error {
+	builder, err := client.NewProofBuilder(ctx, size, d.fetcher(p.Shard))
+	if err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		from, to uint64
+		hashes   *[][]byte
+	}{{p.From, p.To, &p.Hashes}, {p.To, size, &p.Signed}} {
+		*step.hashes = [][]byte{}
+		if step.from == 0 || step.from == step.to {
+			continue // everything begins with nothing, and with itself
+		}
+		if *step.hashes, err = builder.ConsistencyProof(ctx, step.from, step.to); err != nil {
+			return err
+		}
+	}
+	for _, step := range []struct {
+		size uint64
+		root *[]byte
+	}{{p.From, &p.FromRoot}, {p.To, &p.ToRoot}} {
+		var failed error
+		r, err := rangeOf(step.size, d.tileNodes(p.Shard, size, &failed))
+		if err != nil {
+			return errors.Join(err, failed)
+		}
+		root, err := rootOf(r)
+		if err != nil {
+			return err
+		}
+		*step.root = root[:]
+	}
+	return nil
+}
+
+// VerifyConsistency checks a proof against the key that the reader knows the
+// log by. Whether FromRoot is the one that the reader kept is theirs to see.
+func VerifyConsistency(p Consistency, vkey string) error {
+	cp, err := signedBy(p.Checkpoint, p.Shard, vkey)
+	if err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		from, to  uint64
+		hashes    [][]byte
+		was, is   []byte
+		otherwise string
+	}{
+		{p.To, cp.size, p.Signed, p.ToRoot, cp.root[:], "toRoot, or the hashes in signed, are not those of the tree of %[2]d entries that was signed"},
+		{p.From, p.To, p.Hashes, p.FromRoot, p.ToRoot, "fromRoot, or the hashes, are not those of a tree of %d entries that is the beginning of the one of %d"},
+	} {
+		if !extends(step.from, step.to, step.hashes, step.was, step.is) {
+			return airlock.Errorf(airlock.Invalid, "the proof does not hold: "+step.otherwise, step.from, step.to)
+		}
+	}
+	return nil
+}
+
+// extends tells whether a tree is the beginning of another one.
+func extends(from, to uint64, hashes [][]byte, was, is []byte) bool {
+	for _, h := range append([][]byte{was, is}, hashes...) {
+		if len(h) != tlog.HashSize {
+			return false
+		}
+	}
+	switch {
+	case from == 0 && to > 0: // RFC 6962 has no proof of this, and it needs none
+		return len(hashes) == 0 && bytes.Equal(was, rfc6962.DefaultHasher.EmptyRoot())
+	case from == to:
+		return len(hashes) == 0 && bytes.Equal(was, is)
+	}
+	return proof.VerifyConsistency(rfc6962.DefaultHasher, from, to, hashes, was, is) == nil
+}
+
+// KeyOf chooses the key of a checkpoint's shard, by its name. The errors say
+// which key is missing and how to get it; vkeys may be those of several logs.
+func KeyOf(vkeys []string, checkpoint string) (string, error) {
+	cp, err := peekCheckpoint([]byte(checkpoint))
+	if err != nil {
+		return "", airlock.Errorf(airlock.Invalid, "the proof does not hold: its checkpoint is not one").Because(err)
+	}
+	for _, vkey := range vkeys {
+		v, err := note.NewVerifier(vkey)
+		if err != nil {
+			return "", airlock.Invalidf("vkey", "give keys like airlock/INSTALLATION/SHARD+HASH+KEY, as `airlock audit keys` prints them", "'%.100s' is not a key", vkey).Because(err)
+		}
+		if v.Name() == cp.origin {
+			return vkey, nil
+		}
+	}
+	return "", airlock.Invalidf("vkey", "add the line of this name that `airlock audit keys` prints, or the nextVkey of the event log.close of the part before, which vouches for it",
+		"no key of the part '%.100s' was given, and the proof is of it", cp.origin)
+}
+
+// signedBy reads a proof's checkpoint, which is of the shard and signed.
+func signedBy(text, shard, vkey string) (checkpoint, error) {
+	v, err := note.NewVerifier(vkey)
+	if err != nil {
+		return checkpoint{}, airlock.Invalidf("vkey", "give the shard's key as the log's owner published it", "'%.100s' is not a key", vkey).Because(err)
+	}
+	cp, err := parseCheckpoint([]byte(text), v)
+	if err != nil {
+		return checkpoint{}, airlock.Errorf(airlock.Invalid, "the proof does not hold: its checkpoint is not signed by the key %.100s: its size or root was altered, or the key is another log's", vkey).Because(err)
+	}
+	if !strings.HasSuffix(cp.origin, "/"+shard) {
+		return checkpoint{}, airlock.Errorf(airlock.Invalid, "the proof does not hold: its checkpoint is of another log than shard %.40s", shard)
+	}
+	return cp, nil
 }
 
 // VerifyProof checks a proof against the key that the reader knows the log by.
 // What the proof itself says of its key is not believed.
 func VerifyProof(p Proof, vkey string) error {
-	v, err := note.NewVerifier(vkey)
+	cp, err := signedBy(p.Checkpoint, p.Shard, vkey)
 	if err != nil {
-		return airlock.Invalidf("vkey", "give the shard's key as the log's owner published it", "'%.100s' is not a key", vkey).Because(err)
+		return err
 	}
 	bad := func(format string, args ...any) error {
 		return airlock.Errorf(airlock.Invalid, "the proof does not hold: "+format, args...)
-	}
-	cp, err := parseCheckpoint([]byte(p.Checkpoint), v)
-	if err != nil {
-		return airlock.Errorf(airlock.Invalid, "the proof does not hold: its checkpoint is not signed by the key %.100s", vkey).Because(err)
-	}
-	if !strings.HasSuffix(cp.origin, "/"+p.Shard) {
-		return bad("its checkpoint is of another log than shard %.40s", p.Shard)
 	}
 	if seq, ok := seqOf([]byte(p.Event)); !ok || seq != p.Seq || p.Index > p.Seq {
 		return bad("the event does not say that it is number %d", p.Seq)
@@ -230,7 +345,7 @@ func VerifyProof(p Proof, vkey string) error {
 	}
 	leaf := tlog.RecordHash([]byte(p.Event))
 	if err := proof.VerifyInclusion(rfc6962.DefaultHasher, p.Index, cp.size, leaf[:], p.Path, cp.root[:]); err != nil {
-		return airlock.Errorf(airlock.Invalid, "the proof does not hold: the event is not entry %d of the tree of %d entries that was signed", p.Index, cp.size).Because(err)
+		return airlock.Errorf(airlock.Invalid, "the proof does not hold: the event, its index or the path was altered: it is not entry %d of the tree of %d entries that was signed", p.Index, cp.size).Because(err)
 	}
 	return nil
 }

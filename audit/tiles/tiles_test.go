@@ -202,7 +202,7 @@ func TestWriteReadProve(t *testing.T) {
 	if len(shards) != 2 || shards[0].Size != 601 || !shards[0].Closed || shards[1].First != 601 || shards[1].Size != 99 || shards[1].Closed {
 		t.Fatalf("shards %+v", shards)
 	}
-	path, err := w.Consistency(t.Context(), "2026-Q3", 300, 601)
+	grown, err := w.Consistency(t.Context(), "2026-Q3", 300, 601)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,8 +220,11 @@ func TestWriteReadProve(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := proof.VerifyConsistency(rfc6962.DefaultHasher, 300, 601, path, old[:], shards[0].Root[:]); err != nil {
+	if err := proof.VerifyConsistency(rfc6962.DefaultHasher, 300, 601, grown.Hashes, old[:], shards[0].Root[:]); err != nil {
 		t.Error(err)
+	}
+	if !bytes.Equal(grown.FromRoot, old[:]) || !bytes.Equal(grown.ToRoot, shards[0].Root[:]) {
+		t.Errorf("other roots: %+v", grown)
 	}
 	w.finish()
 
@@ -699,6 +702,73 @@ func TestProofsThatDoNotHold(t *testing.T) {
 	}
 	if err := VerifyProof(again, vkey); err != nil {
 		t.Errorf("after JSON: %v", err)
+	}
+}
+
+func TestConsistencyProofs(t *testing.T) {
+	w := openWriter(t, t.TempDir(), 1, nil)
+	w.start("2026-Q4")
+	w.fill(300)
+	w.await()
+	vkey := testVKey(t, "2026-Q4", 1)
+	for _, sizes := range [][2]uint64{{0, 0}, {0, 7}, {5, 5}, {5, 20}, {255, 256}, {256, 300}, {5, 300}, {300, 300}} {
+		p, err := w.Consistency(t.Context(), "2026-Q4", sizes[0], sizes[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := VerifyConsistency(p, vkey); err != nil {
+			t.Errorf("%v: %v", sizes, err)
+		}
+	}
+	good, err := w.Consistency(t.Context(), "2026-Q4", 5, 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty, err := w.Consistency(t.Context(), "2026-Q4", 0, 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flip := func(b []byte) []byte { return append([]byte{b[0] ^ 1}, b[1:]...) }
+	for _, c := range []struct {
+		from   Consistency
+		change func(p *Consistency)
+		vkey   string
+		want   string
+	}{
+		{good, func(p *Consistency) { p.FromRoot = flip(p.FromRoot) }, vkey, "fromRoot"},
+		{good, func(p *Consistency) { p.ToRoot = flip(p.ToRoot) }, vkey, "toRoot"},
+		{good, func(p *Consistency) { p.From++ }, vkey, "a tree of 6 entries"},
+		{good, func(p *Consistency) { p.To++ }, vkey, "toRoot"},
+		{good, func(p *Consistency) { p.From, p.To = p.To, p.From }, vkey, "toRoot"},
+		{good, func(p *Consistency) { p.Hashes = p.Hashes[1:] }, vkey, "fromRoot"},
+		{good, func(p *Consistency) { p.Signed = nil }, vkey, "toRoot"},
+		{good, func(p *Consistency) { p.FromRoot = p.FromRoot[:31] }, vkey, "fromRoot"},
+		{good, func(p *Consistency) { p.From = 0 }, vkey, "fromRoot"},
+		{empty, func(p *Consistency) { p.FromRoot = flip(p.FromRoot) }, vkey, "fromRoot"},
+		{good, func(p *Consistency) { p.Checkpoint = strings.Replace(p.Checkpoint, "\n300\n", "\n301\n", 1) }, vkey, "its checkpoint is not signed"},
+		{good, func(p *Consistency) { p.Shard = "2026-Q3" }, vkey, "of another log than shard 2026-Q3"},
+		{good, func(p *Consistency) {}, testVKey(t, "2026-Q4", 2), "its checkpoint is not signed"},
+		{good, func(p *Consistency) {}, "", "is not a key"},
+	} {
+		p := c.from
+		c.change(&p)
+		if err := VerifyConsistency(p, c.vkey); airlock.CodeOf(err) != airlock.Invalid || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("want %q: %v", c.want, err)
+		}
+	}
+	for _, c := range []struct {
+		vkeys []string
+		want  string
+	}{
+		{[]string{testVKey(t, "2026-Q3", 1), vkey}, ""},
+		{[]string{testVKey(t, "2026-Q3", 1)}, "no key of the part 'airlock/"},
+		{[]string{"x"}, "'x' is not a key"},
+		{nil, "no key of the part 'airlock/"},
+	} {
+		got, err := KeyOf(c.vkeys, good.Checkpoint)
+		if c.want == "" && (err != nil || got != vkey) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%q: %q, %v", c.vkeys, got, err)
+		}
 	}
 }
 

@@ -5,8 +5,10 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -221,14 +223,12 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		return fmt.Errorf("tell the keeper that the server is ready: %w", err)
 	}
 	stdout := os.NewFile(keeper.StdoutFD, "stdout")
-	fmt.Fprintf(stdout, "airlock listens on %s://%s and %s\n", scheme, tcp.Addr(), socket)
-	if domain != "" {
-		fmt.Fprintf(stdout, "the API is https://api.%s and a sandbox's port https://PORT-ID.%s; for the E2B SDKs:\n  export E2B_DOMAIN=%s\n", domain, domain, domain)
-	}
+	ready := listening{URL: fmt.Sprintf("%s://%s", scheme, tcp.Addr()), Socket: socket, Domain: domain}
 	if ca != nil {
-		fmt.Fprintf(stdout, "its certificate is from an authority of its own, for this domain only; clients trust it with one of:\n"+
-			"  export NODE_EXTRA_CA_CERTS=%s    # node: in addition to all others\n"+
-			"  export SSL_CERT_FILE=%s          # Python, Go, curl: in place of all others\n", ca.CertFile, ca.CertFile)
+		ready.Authority = ca.CertFile
+	}
+	if err := ready.write(stdout, o.JSON); err != nil {
+		log.Warn("standard output is gone; the server runs", "err", err)
 	}
 	log.Info("ready", "listen", tcp.Addr().String(), "memoryMB", host.MemoryMB, "diskMB", host.DiskMB)
 
@@ -289,6 +289,32 @@ func publicDomain(domain string, listen net.Addr) string {
 		return host
 	}
 	return net.JoinHostPort(host, port)
+}
+
+// listening is what a server says when it is ready.
+type listening struct {
+	URL       string `json:"listening"`
+	Socket    string `json:"socket"`              // for its operator
+	Domain    string `json:"domain,omitempty"`    // with its port
+	Authority string `json:"authority,omitempty"` // file with the certificate that clients have to trust
+}
+
+// write says it as one JSON line, or to a person.
+func (l listening) write(w io.Writer, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(w).Encode(l)
+	}
+	text := fmt.Sprintf("airlock listens on %s and %s\n", l.URL, l.Socket)
+	if l.Domain != "" {
+		text += fmt.Sprintf("the API is https://api.%[1]s and a sandbox's port https://PORT-ID.%[1]s; for the E2B SDKs:\n  export E2B_DOMAIN=%[1]s\n", l.Domain)
+	}
+	if l.Authority != "" {
+		text += fmt.Sprintf("its certificate is from an authority of its own, for this domain only; clients trust it with one of:\n"+
+			"  export NODE_EXTRA_CA_CERTS=%[1]s    # node: in addition to all others\n"+
+			"  export SSL_CERT_FILE=%[1]s          # Python, Go, curl: in place of all others\n", l.Authority)
+	}
+	_, err := io.WriteString(w, text)
+	return err
 }
 
 // hostOf is a domain without the port.

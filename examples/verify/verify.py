@@ -64,6 +64,17 @@ def path_of(shard, level, n, width):
     return f"{shard}/tile/{level}/{path}" + (f".p/{width}" if width < 256 else "")
 
 
+def split(data, level, items):
+    """Adds the entries of a bundle, or the hashes of a tile, to items."""
+    at = 0
+    while at < len(data):
+        begin, size = (at + 2, int.from_bytes(data[at:at + 2], "big")) if level == "entries" else (at, 32)
+        at = begin + size
+        if at > len(data):
+            raise Bad("altered", f"it breaks off behind {len(items)} whole entries")
+        items.append(data[begin:at])
+
+
 def row(shard, level, n, width):
     """The name of a tile or bundle, and as many of its hashes or entries as can be read.
     A part may have been replaced by the whole, when the row had grown."""
@@ -77,19 +88,33 @@ def row(shard, level, n, width):
             if e.args[0] != "absent" or not os.path.lexists(os.path.join(base, whole)):
                 raise
             name, data, count = whole, read(whole, most), 256
-        at = 0
-        while at < len(data):
-            begin, size = (at + 2, int.from_bytes(data[at:at + 2], "big")) if level == "entries" else (at, 32)
-            at = begin + size
-            if at > len(data):
-                raise Bad("altered", f"it breaks off behind {len(items)} whole entries")
-            items.append(data[begin:at])
+        split(data, level, items)
         if len(items) != count:
             raise Bad("altered", f"it has {len(items)} entries instead of {count}")
     except Bad as e:
         problem(e.args[0], name, e.args[1])
         items = items if level == "entries" else []
     return name, items[:width]
+
+
+def earlier(shard, level, n, good):
+    """Compares files that are left from when a tile or bundle was shorter: each is its beginning."""
+    path = path_of(shard, level, n, 256) + ".p"
+    try:
+        widths = os.listdir(os.path.join(base, path))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as e:
+        return problem("unreadable", path, e.strerror)
+    for width in sorted(int(w) for w in widths if re.fullmatch("[1-9][0-9]{0,2}", w) and int(w) < len(good)):
+        items = []
+        try:
+            split(read(f"{path}/{width}", 256 * 65537 if level == "entries" else 8192), level, items)
+            if (list(map(leaf, items)) if level == "entries" else items) != good[:width]:
+                raise Bad("altered", "it is from when the file above it was shorter, and is not its beginning")
+        except Bad as e:
+            if e.args[0] != "absent":  # removed meanwhile, as it may be
+                problem(e.args[0], f"{path}/{width}", e.args[1])
 
 
 def leaf(entry):
@@ -186,6 +211,8 @@ def contents(shard, first, size, want, kept):
                 problem("out_of_order", f"{name} event {first + i}", "it does not begin with this number")
             elif i in (0, size - 1) or b'"type":"retention.drop"' in entry:
                 events[i] = event(entry)
+        for kind in ("entries", 0):
+            earlier(shard, kind, n, good or [])
         roots.update({k: root(hashes + [root(good[:k - n * 256])]) for k in kept if good and n * 256 < k <= n * 256 + width})
         hashes.append(best if best or width < 256 else said[1][n])
     full = size // 256
@@ -201,6 +228,8 @@ def contents(shard, first, size, want, kept):
         for i, (h, s) in enumerate(zip(hashes, above)):
             if s and h != s:
                 problem("altered", path_of(shard, level, i // 256, min(256, len(above) - i // 256 * 256)), f"hash {i % 256} is not that of what is below it")
+        for i in range(0, len(above), 256):
+            earlier(shard, level, i // 256, hashes[i:min(i + 256, len(above))])
         hashes = [root(hashes[i:i + 256]) for i in range(0, len(above), 256)]
     return first, events, roots
 
@@ -341,7 +370,7 @@ def main():
     for origin in sorted(given.keys() - there):
         say("note", origin, "a key of it was given, and it is not here")
     if problems:
-        print(f"FAILED: {problems} problems")
+        print(f"FAILED: {problems} problem" + "s" * (problems != 1))
         return 1
     print(f"OK: {sum(s['size'] for s in done if not s['dropped'])} events in {len(done)} parts; the newest has {done[-1]['size']} and the root {summary(done[-1])[3]}")
     return 0
