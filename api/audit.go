@@ -247,6 +247,9 @@ func (s *server) auditEvent(w http.ResponseWriter, r *request) error {
 // followWrite is how long a client may take to read one event.
 const followWrite = 30 * time.Second
 
+// followAllowed is how long a caller is believed to be allowed to follow.
+const followAllowed = 2 * time.Second
+
 func (s *server) auditFollow(w http.ResponseWriter, r *request) error {
 	if err := only(r.URL.Query(), "query", "from"); err != nil {
 		return err
@@ -266,7 +269,14 @@ func (s *server) auditFollow(w http.ResponseWriter, r *request) error {
 	w.WriteHeader(http.StatusOK)
 	out := http.NewResponseController(w)
 	out.Flush()
+	allowed := time.Now()
 	s.Trail.Follow(r.Context(), q, from, func(event json.RawMessage) error {
+		if time.Since(allowed) > followAllowed { // a key may be revoked meanwhile
+			if err := s.again(r); err != nil {
+				return err
+			}
+			allowed = time.Now()
+		}
 		out.SetWriteDeadline(time.Now().Add(followWrite))
 		if _, err := w.Write(append(event[:len(event):len(event)], '\n')); err != nil {
 			return err

@@ -52,6 +52,18 @@ func (s *server) authenticate(r *request, role airlock.Role) error {
 	return nil
 }
 
+// again says whether the caller of a long request is still who it was.
+func (s *server) again(r *request) error {
+	if _, local := r.Context().Value(principalKey{}).(airlock.Principal); local {
+		return nil
+	}
+	p, err := s.Keys.Authenticate(r.Context(), apiKey(r.Header))
+	if err == nil && p != r.caller {
+		err = airlock.Errorf(airlock.Denied, "this API key is another one now")
+	}
+	return err
+}
+
 // apiKey is the key of a request. E2B's command line sends some as a bearer's.
 func apiKey(h http.Header) string {
 	if key := h.Get("X-API-KEY"); key != "" {

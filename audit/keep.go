@@ -37,6 +37,15 @@ func (l *Log) SetHold(ctx context.Context, by Actor, h Hold) (Hold, error) {
 		return Hold{}, airlock.Invalidf("until", "give a time to come", "a hold needs an end; it can be set anew before that")
 	}
 	h.Until = h.Until.UTC()
+	holds, err := l.Holds(ctx)
+	if err != nil {
+		return Hold{}, fmt.Errorf("look for holds: %w", err)
+	}
+	for _, old := range holds {
+		if old.Name == h.Name && h.Until.Before(old.Until) {
+			return Hold{}, &airlock.Error{Code: airlock.Conflict, Field: "until", Message: fmt.Sprintf("the hold '%s' is set until %s, which is later", h.Name, old.Until.Format(time.RFC3339)), Hint: "release it first, if it is to end earlier: airlock audit hold release"}
+		}
+	}
 	r, err := l.Append(ctx, Event{
 		Type: "hold.set", Actor: by, Log: &LogPart{Hold: h.Name, Until: h.Until.Format(timeForm)}, Outcome: Outcome{Status: "ok", Message: h.Reason},
 	})

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -408,6 +409,9 @@ func TestRotation(t *testing.T) {
 	if err := tr.Drop(ctx, by, first); airlock.CodeOf(err) != airlock.Denied {
 		t.Errorf("a held shard was dropped: %v", err)
 	}
+	if _, err := tr.SetHold(ctx, by, audit.Hold{Name: "case-7", Reason: "a claim", Until: time.Now().Add(time.Minute)}); airlock.CodeOf(err) != airlock.Conflict {
+		t.Errorf("a hold was made shorter: %v", err)
+	}
 	if err := tr.ReleaseHold(ctx, by, "case-7"); err != nil {
 		t.Fatal(err)
 	}
@@ -683,4 +687,29 @@ func TestRotationNeedsItsWitness(t *testing.T) {
 	defer cancel()
 	tr.Log.Close(closing)
 	tr.Log = nil
+}
+
+// TestVerifyReportsDamage: what the index cannot be compared with is a finding,
+// and no reason to keep silent about the others.
+func TestVerifyReportsDamage(t *testing.T) {
+	tr := newTrail(t)
+	for range 10 {
+		if _, err := tr.Append(t.Context(), serve); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tr.close()
+	bundles, err := filepath.Glob(filepath.Join(tr.cfg.Dir, "log/*/tile/entries/000.p/*"))
+	if err != nil || len(bundles) == 0 {
+		t.Fatalf("%q %v", bundles, err)
+	}
+	for _, b := range bundles {
+		if err := os.Truncate(b, 50); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := audit.Verify(t.Context(), tr.cfg.Dir, audit.VerifyOptions{})
+	if err != nil || r.OK || len(r.Problems) == 0 || !slices.Contains(r.Index, "it was not compared with all of the log, which is damaged") {
+		t.Errorf("%+v %v", r, err)
+	}
 }

@@ -369,6 +369,21 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+func TestDays(t *testing.T) {
+	for s, want := range map[string]time.Duration{
+		"": 0, "2200d": 2200 * 24 * time.Hour, "1d": 24 * time.Hour, "36h": 36 * time.Hour,
+		"10m": -1, "1.5h": -1, "0d": -1, "-1d": -1, "36501d": -1, "soon": -1, "30": -1,
+	} {
+		got, err := parseDays("--for", s)
+		if err != nil {
+			got = -1
+		}
+		if got != want || err != nil && !strings.Contains(err.Error(), "--for") {
+			t.Errorf("%q: %v, %v", s, got, err)
+		}
+	}
+}
+
 func TestEveryCommandHasHelp(t *testing.T) {
 	a := &app{}
 	for _, cmd := range allCommands(a.root()) {

@@ -50,7 +50,7 @@ func parseDays(flag, s string) (time.Duration, error) {
 	} else {
 		d, err = time.ParseDuration(s)
 	}
-	if err != nil || d <= 0 {
+	if err != nil || d <= 0 || d%time.Hour != 0 { // minutes look like months
 		return 0, airlock.Invalidf(flag, "give days or hours, such as 2200d or 36h", "%s: %q is no time to keep something", flag, s)
 	}
 	return d, nil

@@ -273,4 +273,35 @@ func TestWhoReadsTheTrail(t *testing.T) {
 			t.Errorf("as %s: %v", role, err)
 		}
 	}
+
+	// A key that is revoked follows no longer.
+	key, err := s.operator().CreateKey(t.Context(), "ours", airlock.Auditor, "leaves")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var zero uint64
+	followed, ended := make(chan json.RawMessage, 1000), make(chan error, 1)
+	go func() {
+		ended <- s.as(key.Secret).AuditFollow(ctx, "", &zero, func(e json.RawMessage) error { followed <- e; return nil })
+	}()
+	<-followed
+	if err := s.operator().RevokeKey(ctx, key.ID); err != nil {
+		t.Fatal(err)
+	}
+	for tick := time.NewTicker(500 * time.Millisecond); ; {
+		select {
+		case <-ended:
+			if ctx.Err() != nil {
+				t.Error("a revoked key follows the trail")
+			}
+			tick.Stop()
+			return
+		case <-tick.C:
+			if _, err := s.operator().CreateKey(t.Context(), "ours", airlock.Client, "news"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }

@@ -413,6 +413,9 @@ func TestVerifiersAgree(t *testing.T) {
 		{name: "a flipped bit in a signature", damage: func(t *testing.T, dir string) {
 			edit(t, dir, id[1]+"/checkpoint", func(b []byte) []byte { return flip(len(b) - 20)(b) })
 		}, ours: id[1] + "/checkpoint", theirs: "altered: " + id[1] + "/checkpoint: it is not signed by "},
+		{name: "bytes behind the signatures", damage: func(t *testing.T, dir string) {
+			edit(t, dir, id[1]+"/checkpoint", func(b []byte) []byte { return append(b, "x\n"...) })
+		}, ours: id[1] + "/checkpoint", theirs: "altered: " + id[1] + "/checkpoint: it is not a checkpoint"},
 		{name: "a bundle cut short", damage: func(t *testing.T, dir string) {
 			edit(t, dir, id[0]+"/tile/entries/000", func(b []byte) []byte { return b[:len(b)-10] })
 		}, ours: id[0] + "/tile/entries/000 event 255:", theirs: "altered: " + id[0] + "/tile/entries/000: it breaks off behind 255 whole entries"},

@@ -160,7 +160,7 @@ class Key:
 
 def checkpoint(note):
     """Origin, size and root of a checkpoint, whose signature is still to be checked."""
-    m = re.match(r"([^\n]+)\n(0|[1-9][0-9]{0,14})\n([A-Za-z0-9+/]{43}=)\n\n\u2014 ", note)
+    m = re.fullmatch(r"([^\n]+)\n(0|[1-9][0-9]{0,14})\n([A-Za-z0-9+/]{43}=)\n\n(?:\u2014 [^\s+]+ [A-Za-z0-9+/]+={0,2}\n)+", note)
     if not m:
         raise ValueError("not a checkpoint")
     return m[1], int(m[2]), base64.b64decode(m[3])
