@@ -1,6 +1,7 @@
 package test
 
 import (
+	"bytes"
 	"encoding/json"
 	"go/parser"
 	"go/token"
@@ -251,5 +252,47 @@ func TestScriptsAreExecutable(t *testing.T) {
 		if err != nil || info.Mode()&fs.FileMode(0o111) != 0o111 {
 			t.Errorf("%s: %v, or not executable", name, err)
 		}
+	}
+}
+
+// unused are the actions of policies that nothing performs yet: those of the
+// network, of databases, of apps, and of the states of sandboxes.
+var unused = []string{
+	"app:approve", "app:propose", "app:revoke", "app:run", "db:call", "db:connect", "db:define", "db:delete", "db:insert", "db:select", "db:update",
+	"dns:resolve", "http:request", "net:connect", "sandbox:fork", "sandbox:network", "sandbox:pause", "sandbox:resume", "sandbox:snapshot", "secret:use",
+}
+
+// A policy on an action that nobody asks about would be without effect: each is
+// decided in control, or is one of those that nothing performs.
+func TestEveryActionIsAsked(t *testing.T) {
+	schema, err := os.ReadFile(filepath.Join(root, "policy", "schema.cedarschema"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(root, "control", "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	var code []byte
+	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code = append(code, text...)
+	}
+	var silent []string
+	for _, action := range regexp.MustCompile(`"[a-z]+:[a-z]+"`).FindAllString(string(schema), -1) {
+		name := strings.Trim(action, `"`)
+		if !bytes.Contains(code, []byte(action)) && !slices.Contains(silent, name) {
+			silent = append(silent, name)
+		}
+	}
+	slices.Sort(silent)
+	if !slices.Equal(silent, unused) {
+		t.Errorf("actions that nothing asks about:\n  %s\nwant\n  %s", strings.Join(silent, "\n  "), strings.Join(unused, "\n  "))
 	}
 }
