@@ -135,7 +135,7 @@ func TestTrailSaysWhatCameIntoForce(t *testing.T) {
 	call := func(principal audit.Entity, digest string, has map[string]any) audit.Call {
 		return audit.Call{Principal: principal, Action: "policy:load", Resource: audit.Entity{Type: "Policies", ID: digest}, Context: has}
 	}
-	refused := audit.Outcome{Status: "error", Code: "invalid_argument", Message: "default.cedar:1:7: this is not Cedar's language: exact got  want ( near \"\": a policy is @id(\"…\") permit or forbid (principal, action, resource) when { … } unless { … };"}
+	refused := audit.Outcome{Status: "error", Code: "invalid_argument", Message: "default.cedar:1:7: this is not Cedar's language: the text ends where `(` is expected: a policy is @id(\"…\") permit or forbid (principal, action, resource) when { … } unless { … };"}
 	system, builtin := audit.Actor{Kind: "system"}, policy.Builtin().Digest()
 	want := []loadEvent{
 		{Actor: system, Call: call(audit.Entity{Type: "System"}, first.Digest(), before), Outcome: audit.Outcome{Status: "ok", Message: "in force: directory"}},
