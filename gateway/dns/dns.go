@@ -67,7 +67,7 @@ type Config struct {
 	Known   int           // names whose lookups are kept for some seconds (1024)
 	Wait    time.Duration // for a decision and a lookup together (4 s)
 	Idle    time.Duration // until a connection without a query is closed (10 s)
-	Slow    time.Duration // for a message over TCP to come or to go (5 s)
+	Slow    time.Duration // for a message to go, and for one over TCP to come (5 s)
 }
 
 // flowMost is how many queries of one connection are answered at a time.
@@ -145,21 +145,15 @@ func (s *Server) Lookup(ctx context.Context, name string) ([]netip.Addr, error) 
 }
 
 // ServeUDP answers the queries that come from one address over UDP, each read
-// from c being one. It returns when none came for a while, when ctx ends or
-// the server is closed, and closes c.
+// from c being one. It returns when none came for a while, when the client
+// takes no replies, when ctx ends or the server is closed, and closes c.
 func (s *Server) ServeUDP(ctx context.Context, c net.Conn) {
 	ctx, end, ok := s.begin(ctx, c, false)
 	if !ok {
 		return
 	}
 	defer end()
-	f := &flow{s: s, ctx: ctx, slots: make(chan struct{}, flowMost), write: func(msg []byte) error {
-		if err := c.SetWriteDeadline(time.Now().Add(s.c.Slow)); err != nil {
-			return err
-		}
-		_, err := c.Write(msg)
-		return err
-	}}
+	f := newFlow(ctx, s, c, false)
 	defer f.answering.Wait()
 	buf := make([]byte, queryMost+1) // one more, to see what is too long
 	for {
@@ -170,7 +164,9 @@ func (s *Server) ServeUDP(ctx context.Context, c net.Conn) {
 		if err != nil {
 			return
 		}
-		f.message(buf[:n])
+		if f.message(buf[:n]) != nil {
+			return
+		}
 	}
 }
 
@@ -184,19 +180,7 @@ func (s *Server) ServeTCP(ctx context.Context, c net.Conn) {
 		return
 	}
 	defer end()
-	var writing sync.Mutex
-	f := &flow{s: s, ctx: ctx, stream: true, slots: make(chan struct{}, flowMost), write: func(msg []byte) error {
-		writing.Lock()
-		defer writing.Unlock()
-		err := c.SetWriteDeadline(time.Now().Add(s.c.Slow))
-		if err == nil {
-			_, err = c.Write(append(binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(msg)), uint16(len(msg))), msg...))
-		}
-		if err != nil {
-			c.Close() // part of a message may be out: nothing can follow it
-		}
-		return err
-	}}
+	f := newFlow(ctx, s, c, true)
 	defer f.answering.Wait() // a client may be done with asking and wait for answers
 	buf := make([]byte, queryMost)
 	for {
@@ -252,14 +236,19 @@ func (s *Server) begin(ctx context.Context, c net.Conn, stream bool) (_ context.
 type flow struct {
 	s         *Server
 	ctx       context.Context
+	c         net.Conn
 	stream    bool
-	write     func([]byte) error // of one whole message
-	slots     chan struct{}      // holds a token for each query that is being answered
+	slots     chan struct{} // holds a token for each query that is being answered
+	writing   chan struct{} // holds a token while a message is written
 	answering sync.WaitGroup
 }
 
+func newFlow(ctx context.Context, s *Server, c net.Conn, stream bool) *flow {
+	return &flow{s: s, ctx: ctx, c: c, stream: stream, slots: make(chan struct{}, flowMost), writing: make(chan struct{}, 1)}
+}
+
 // message answers one message, at once or by a goroutine of its own. It does
-// not keep msg. The error is that of a reply that could not be sent at once.
+// not keep msg. The error is that of a reply that had to be sent at once.
 func (f *flow) message(msg []byte) error {
 	q, rcode, ok := read(msg, f.stream)
 	if !ok {
@@ -320,7 +309,20 @@ func (f *flow) send(q query, a answer) error {
 	if err != nil {
 		return err
 	}
-	return f.write(msg)
+	if f.stream {
+		msg = append(binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(msg)), uint16(len(msg))), msg...)
+	}
+	f.writing <- struct{}{}
+	defer func() { <-f.writing }()
+	err = f.c.SetWriteDeadline(time.Now().Add(f.s.c.Slow))
+	if err == nil {
+		_, err = f.c.Write(msg)
+	}
+	if err != nil {
+		f.c.Close() // part of it may be out: nothing can follow
+		return fmt.Errorf("send reply: %w", err)
+	}
+	return nil
 }
 
 // atOnce returns the answer to what needs no decision, because nothing of it

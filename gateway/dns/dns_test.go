@@ -531,12 +531,8 @@ func TestSlowClients(t *testing.T) {
 				if _, err := cl.c.Write(ask(t, "example.com", "0001")); err != nil {
 					break
 				}
-				time.Sleep(time.Second)
-				if time.Now().Second() > 20 {
-					break
-				}
 			}
-		}, 30 * time.Second},
+		}, 5 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
