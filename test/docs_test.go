@@ -80,6 +80,8 @@ var edges = map[string][]string{
 	"api":                     {"control", "keys", "channel", "api/envd", "audit", "audit/index", "audit/tiles", "policy"},
 	"client":                  {"api/envd", "audit", "audit/tiles"},
 	"cli":                     {"client", "doctor", "keystore", "policy", "audit", "audit/tiles"},
+	"gateway/address":         nil,
+	"gateway/dns":             {"gateway/address"},
 	"cmd/airlock-guest":       {"guest"},
 	"cmd/airlock-pkcs11":      {"keystore"},
 	"test":                    nil,
