@@ -304,6 +304,13 @@ func (d *Door) Close() {
 	<-d.ended
 }
 
+// over says that Close has begun: flows that it has not yet found end too.
+func (d *Door) over() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.closed
+}
+
 // Stats returns what the door did until now.
 func (d *Door) Stats() Stats {
 	d.mu.Lock()

@@ -57,7 +57,7 @@ func (f *Flow) Accept() (*Conn, error) {
 	if req == nil {
 		return nil, airlock.Errorf(airlock.Gone, "the flow to %s was decided before", f.to)
 	}
-	if dead {
+	if dead || f.d.over() {
 		f.complete(req, true)
 		return nil, f.gone()
 	}
@@ -72,7 +72,7 @@ func (f *Flow) Accept() (*Conn, error) {
 	f.ep, f.wq, dead = ep, wq, f.dead
 	f.expect(f.d.cfg.TCPIdle)
 	f.mu.Unlock()
-	if dead {
+	if dead || f.d.over() {
 		ep.Abort()
 		return nil, f.gone()
 	}
