@@ -277,6 +277,9 @@ func (g *Guest) act(action string) act {
 // on is an act on a path, as the caller names it. What is there, behind links
 // and by the time it happens, is the sandbox's own business.
 func (a act) path(user, name string) act {
+	if name == "" {
+		a.err = airlock.Invalidf("path", "give a path", "the path is empty")
+	}
 	name = absolute(user, name)
 	if len(name) > pathMost {
 		a.err = airlock.Invalidf("path", fmt.Sprintf("names have at most 255 bytes and paths %d", pathMost), "path '%s…' is too long", strings.ToValidUTF8(name[:64], "\uFFFD"))
