@@ -11,7 +11,10 @@ import (
 	"time"
 )
 
-const bufferBytes = 32 << 10
+const (
+	bufferBytes = 32 << 10
+	drainTime   = time.Second
+)
 
 var (
 	errGone    = errors.New("the sandbox broke the connection off")
@@ -37,9 +40,11 @@ type conn struct {
 	prefix []byte // was read before
 
 	// Of connections from the sandbox only.
-	proxy   bool    // a client speaks to us as a proxy
-	secure  bool    // TLS is ended here
-	refused *Denied // all requests are, for what the connection said itself
+	proxy   bool        // a client speaks to us as a proxy
+	secure  bool        // TLS is ended here
+	refused *Denied     // all requests are, for what the connection said itself
+	drained atomic.Bool // what is left of a body must come soon, or nothing more is read
+	spoiled atomic.Bool
 
 	mu     sync.Mutex
 	at     place
@@ -82,11 +87,28 @@ func (c *conn) Read(p []byte) (int, error) {
 		}
 		return n, nil
 	}
+	if c.spoiled.Load() {
+		return 0, io.EOF
+	}
 	n, err := c.Conn.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) && !isTimeout(err) {
-		c.cancel() // a reset; the end of what the peer sends is no reason to stop
+	switch {
+	case err == nil, errors.Is(err, io.EOF): // the end of what the peer sends is no reason to stop
+	case isTimeout(err):
+		if c.drained.Load() {
+			c.spoiled.Store(true)
+		}
+	default: // a reset
+		c.cancel()
 	}
 	return n, err
+}
+
+// drain bounds how long the server reads what is left of a request's body after
+// its answer. If that does not come, the connection ends: what comes later must
+// not be taken for a request.
+func (c *conn) drain() {
+	c.drained.Store(true)
+	c.Conn.SetReadDeadline(time.Now().Add(drainTime))
 }
 
 func (c *conn) Write(p []byte) (int, error) {

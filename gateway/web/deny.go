@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	"airlock.dev/airlock"
 )
@@ -77,7 +76,7 @@ func deny(w http.ResponseWriter, r *http.Request, d *Denied) {
 	tell(w, r, d.status(), d.Reason, d.Policies, d.Ask, d.Error())
 }
 
-// tell writes an answer of our own, which never waits for the request's body.
+// tell writes an answer of our own.
 func tell(w http.ResponseWriter, r *http.Request, status int, message string, policies []string, ask, text string) {
 	if policies == nil {
 		policies = []string{}
@@ -104,13 +103,6 @@ func tell(w http.ResponseWriter, r *http.Request, status int, message string, po
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
 	w.Write(body)
-	rc := http.NewResponseController(w)
-	rc.Flush()
-	if r.ContentLength != 0 {
-		// The server reads what is left of a short body, so that the connection
-		// can go on. It does not wait long for it.
-		rc.SetReadDeadline(time.Now().Add(time.Second))
-	}
 }
 
 // wantsText is whether the client asks for text and not for JSON.

@@ -53,6 +53,16 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if err := rc.EnableFullDuplex(); err != nil {
 			panic(err) // not with net/http's server
 		}
+		c.drained.Store(false)
+		if r.Body != http.NoBody {
+			b := &body{ReadCloser: r.Body}
+			r.Body = b
+			defer func() {
+				if !b.over.Load() {
+					c.drain()
+				}
+			}()
+		}
 	}
 	if !d.rate.Allow() {
 		w.Header().Set("Retry-After", "1")
@@ -446,6 +456,20 @@ func failed(w http.ResponseWriter, r *http.Request, err error) (status int) {
 	w.Header().Set(headerError, "upstream")
 	tell(w, r, status, reason, nil, "", reason)
 	return status
+}
+
+// body knows whether it was read to its end.
+type body struct {
+	io.ReadCloser
+	over atomic.Bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		b.over.Store(true)
+	}
+	return n, err
 }
 
 // meter counts a body, and ends one that is too long.
