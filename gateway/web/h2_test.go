@@ -2,10 +2,13 @@ package web
 
 import (
 	"bytes"
+	"crypto/ecdh"
+	"crypto/rand"
 	"crypto/tls"
 	"io"
 	"testing"
 
+	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -90,4 +93,28 @@ func (s *streams) answer(id uint32) (status, body string, trailers map[string]st
 			return "reset " + f.ErrCode.String(), body, trailers
 		}
 	}
+}
+
+// echConfig has the outer name one.test and another one inside.
+func echConfig(t testing.TB, w *world) *tls.Config {
+	t.Helper()
+	key, err := ecdh.X25519().GenerateKey(rand.Reader)
+	must(t, err)
+	// ECHConfigList of RFC 9849 with one X25519, HKDF-SHA256, AES-128-GCM key.
+	var c cryptobyte.Builder
+	c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) {
+		c.AddUint16(extensionECH)
+		c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) {
+			c.AddUint8(1)
+			c.AddUint16(0x20)
+			c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) { c.AddBytes(key.PublicKey().Bytes()) })
+			c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) { c.AddUint16(1); c.AddUint16(1) })
+			c.AddUint8(32)
+			c.AddUint8LengthPrefixed(func(c *cryptobyte.Builder) { c.AddBytes([]byte("one.test")) })
+			c.AddUint16(0)
+		})
+	})
+	list, err := c.Bytes()
+	must(t, err)
+	return &tls.Config{RootCAs: w.cfg.Roots, ServerName: "hidden.test", EncryptedClientHelloConfigList: list}
 }
