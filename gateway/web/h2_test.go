@@ -8,7 +8,6 @@ import (
 	"io"
 	"testing"
 
-	"golang.org/x/crypto/cryptobyte"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -101,20 +100,11 @@ func echConfig(t testing.TB, w *world) *tls.Config {
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
 	must(t, err)
 	// ECHConfigList of RFC 9849 with one X25519, HKDF-SHA256, AES-128-GCM key.
-	var c cryptobyte.Builder
-	c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) {
-		c.AddUint16(extensionECH)
-		c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) {
-			c.AddUint8(1)
-			c.AddUint16(0x20)
-			c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) { c.AddBytes(key.PublicKey().Bytes()) })
-			c.AddUint16LengthPrefixed(func(c *cryptobyte.Builder) { c.AddUint16(1); c.AddUint16(1) })
-			c.AddUint8(32)
-			c.AddUint8LengthPrefixed(func(c *cryptobyte.Builder) { c.AddBytes([]byte("one.test")) })
-			c.AddUint16(0)
-		})
-	})
-	list, err := c.Bytes()
-	must(t, err)
+	config := []byte{1, 0, 0x20, 0, 32}
+	config = append(config, key.PublicKey().Bytes()...)
+	config = append(config, 0, 4, 0, 1, 0, 1, 32, 8)
+	config = append(config, "one.test\x00\x00"...)
+	n := byte(len(config))
+	list := append([]byte{0, n + 4, extensionECH >> 8, extensionECH & 0xff, 0, n}, config...)
 	return &tls.Config{RootCAs: w.cfg.Roots, ServerName: "hidden.test", EncryptedClientHelloConfigList: list}
 }

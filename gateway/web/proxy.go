@@ -418,6 +418,9 @@ func answered(res *http.Response) error {
 	if _, ok := res.Header["Content-Type"]; !ok {
 		t.out["Content-Type"] = nil // or the server would guess one
 	}
+	if len(res.Trailer) > 0 {
+		res.Header.Del("Content-Length") // HTTP/2 has both, HTTP/1.1 either
+	}
 	m := &meter{ReadCloser: res.Body, x: t.crossing, count: &t.crossing.in, left: d.limits.AnswerBytes, over: errAnswerTooLarge}
 	res.Body = m
 	if w, ok := m.ReadCloser.(io.Writer); ok && res.StatusCode == http.StatusSwitchingProtocols {
