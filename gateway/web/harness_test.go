@@ -83,7 +83,11 @@ type world struct {
 	modes  map[string]Mode
 	deny   func(Request) error
 	door   *Door
-	pairs  net.Listener
+
+	pairs   net.Listener // makes both ends of a flow
+	dialing sync.Mutex
+	flows   []net.Conn // the sandbox's ends
+	serving sync.WaitGroup
 
 	mu       sync.Mutex
 	log      []string // what was admitted, crossed, refused
@@ -99,7 +103,6 @@ func newWorld(t testing.TB) *world {
 	var err error
 	w.pairs, err = net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	t.Cleanup(func() { w.pairs.Close() })
 	w.cfg.Authority, w.trust = root(t)
 	w.outer, w.cfg.Roots = root(t)
 	w.cfg.Judge, w.cfg.Router = w, w
@@ -112,7 +115,16 @@ func (w *world) open() *world {
 	d, err := Open(w.cfg)
 	must(w.t, err)
 	w.door = d
-	w.t.Cleanup(d.Close)
+	w.t.Cleanup(func() {
+		w.pairs.Close()
+		w.dialing.Lock()
+		for _, c := range w.flows {
+			c.Close()
+		}
+		w.dialing.Unlock()
+		d.Close()
+		w.serving.Wait()
+	})
 	return w
 }
 
@@ -220,25 +232,30 @@ func (f flow) Refuse() {
 
 // dial opens a connection from the sandbox.
 func (w *world) dial(to netip.AddrPort) net.Conn {
-	w.mu.Lock()
+	w.t.Helper()
+	c, err := w.tryDial(to)
+	must(w.t, err)
+	return c
+}
+
+// tryDial is dial for goroutines that may outlive the test, as those of
+// http.Transport do that dial for a request that another connection served.
+func (w *world) tryDial(to netip.AddrPort) (net.Conn, error) {
+	w.dialing.Lock()
+	defer w.dialing.Unlock()
 	inner, err := net.Dial("tcp", w.pairs.Addr().String())
-	must(w.t, err)
+	if err != nil {
+		return nil, err
+	}
 	outer, err := w.pairs.Accept()
-	w.mu.Unlock()
-	must(w.t, err)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		w.door.Serve(context.Background(), flow{to, outer})
-		outer.Close()
-	}()
-	w.t.Cleanup(func() {
+	if err != nil {
 		inner.Close()
-		w.door.Close()
-		<-over
-	})
+		return nil, err
+	}
+	w.flows = append(w.flows, inner)
+	w.serving.Go(func() { w.door.Serve(context.Background(), flow{to, outer}) })
 	inner.SetDeadline(time.Now().Add(20 * time.Second))
-	return inner
+	return inner, nil
 }
 
 func (w *world) at(a netip.Addr, port uint16) net.Conn { return w.dial(netip.AddrPortFrom(a, port)) }
@@ -247,7 +264,7 @@ func (w *world) at(a netip.Addr, port uint16) net.Conn { return w.dial(netip.Add
 func (w *world) client(h2 bool) *http.Client {
 	tr := &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: w.trust}, ForceAttemptHTTP2: h2, DisableCompression: true,
-		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) { return w.resolved(addr), nil },
+		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) { return w.tryDial(w.resolve(addr)) },
 	}
 	if !h2 {
 		tr.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
@@ -256,17 +273,18 @@ func (w *world) client(h2 bool) *http.Client {
 	return &http.Client{Transport: tr, Timeout: 20 * time.Second}
 }
 
-func (w *world) resolved(addr string) net.Conn {
+// resolve is the sandbox's DNS.
+func (w *world) resolve(addr string) netip.AddrPort {
 	host, port, err := parseAuthority(addr)
 	must(w.t, err)
 	for a, n := range w.names {
 		if n == host {
-			return w.at(a, port)
+			return netip.AddrPortFrom(a, port)
 		}
 	}
 	a, err := netip.ParseAddr(host)
 	must(w.t, err)
-	return w.at(a, port)
+	return netip.AddrPortFrom(a, port)
 }
 
 // tlsTo opens TLS from the sandbox.

@@ -403,7 +403,7 @@ func TestPassthrough(t *testing.T) {
 	outer := &tls.Config{RootCAs: w.cfg.Roots, ServerName: "one.test"}
 
 	for _, at := range []string{a.String(), "192.0.2.9"} { // by the name, and by SNI alone
-		c := tls.Client(w.resolved(at+":443"), outer.Clone())
+		c := tls.Client(w.dial(w.resolve(at+":443")), outer.Clone())
 		res, body := raw(t, c, "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
 		want(t, at, fmt.Sprint(res.StatusCode, body), "200HTTP/1.1 GET one.test /")
 		want(t, "log", lines(w.took()...), "CONNECT tls://one.test:443 203.0.113.7")
@@ -418,7 +418,7 @@ func TestPassthrough(t *testing.T) {
 	}{
 		{"SNI disagrees", w.at(a, 443), &tls.Config{RootCAs: w.cfg.Roots, ServerName: "two.test"}, "refused 421 CONNECT tls://two.test:443"},
 		{"denied", w.at(b, 443), &tls.Config{RootCAs: w.cfg.Roots, ServerName: "two.test"}, "deny CONNECT tls://two.test:443"},
-		{"refused by SNI", w.resolved("192.0.2.9:443"), &tls.Config{RootCAs: w.cfg.Roots, ServerName: "refused.test"}, "refuse refused.test:443"},
+		{"refused by SNI", w.dial(w.resolve("192.0.2.9:443")), &tls.Config{RootCAs: w.cfg.Roots, ServerName: "refused.test"}, "refuse refused.test:443"},
 		{"ECH", w.at(a, 443), echConfig(t, w), "refused 403 CONNECT tls://one.test:443"},
 	} {
 		err := tls.Client(tt.c, tt.config).Handshake()
