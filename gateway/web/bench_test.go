@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -34,6 +35,7 @@ func bare(w *world, to string) string {
 	s := httptest.NewUnstartedServer(proxy)
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}}
 	s.EnableHTTP2 = true
+	s.Config.ErrorLog = quietLog
 	s.StartTLS()
 	w.t.Cleanup(func() { s.Close(); proxy.Transport.(*http.Transport).CloseIdleConnections() })
 	return s.Listener.Addr().String()
@@ -121,6 +123,45 @@ func BenchmarkRequests32(b *testing.B) {
 	})
 }
 
+// BenchmarkMemory tells what each connection keeps that waits: before it says
+// anything, and after one request in clear.
+func BenchmarkMemory(b *testing.B) {
+	for _, what := range []string{"silent", "kept alive", "under way"} {
+		b.Run(what, func(b *testing.B) {
+			w := newWorld(b)
+			a := w.name("one.test", map[uint16]string{80: w.upstream(func(rw http.ResponseWriter, r *http.Request) {
+				http.NewResponseController(rw).Flush()
+				if what == "under way" {
+					<-r.Context().Done()
+				}
+			}, false, "")})
+			w.cfg.Judge = permitAll{}
+			w.cfg.Limits.RequestsPerMinute = 1 << 30
+			w.open()
+			const flows = 500
+			var before, after runtime.MemStats
+			for b.Loop() {
+				runtime.GC()
+				runtime.ReadMemStats(&before)
+				for range flows {
+					c := w.at(a, 80)
+					if what == "silent" {
+						continue
+					}
+					_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
+					must(b, err)
+					_, err = c.Read(make([]byte, 1))
+					must(b, err)
+				}
+				runtime.GC()
+				runtime.ReadMemStats(&after)
+				// Upstream, its server and the client are in it.
+				b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc+after.StackInuse-before.StackInuse)/flows/1024, "KiB/flow")
+			}
+		})
+	}
+}
+
 func BenchmarkBulk(b *testing.B) {
 	block := make([]byte, 1<<20)
 	compare(b, func(w http.ResponseWriter, r *http.Request) {
@@ -133,6 +174,40 @@ func BenchmarkBulk(b *testing.B) {
 			fetch(b, c)
 		}
 	})
+}
+
+// BenchmarkRaw is bulk through a connection that is passed on.
+func BenchmarkRaw(b *testing.B) {
+	block := make([]byte, 1<<20)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(b, err)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				for range 256 {
+					c.Write(block)
+				}
+			}()
+		}
+	}()
+	w := newWorld(b)
+	a := w.name("one.test", map[uint16]string{22: l.Addr().String()})
+	w.modes["one.test:22"] = TCP
+	w.ended = make(chan string, 1<<20)
+	w.open()
+	b.SetBytes(256 << 20)
+	for b.Loop() {
+		c := w.at(a, 22)
+		if n, err := io.Copy(io.Discard, c); err != nil || n != 256<<20 {
+			b.Fatal(n, err)
+		}
+	}
 }
 
 // BenchmarkConnection is a new connection, its TLS and one request.

@@ -12,7 +12,9 @@ import (
 )
 
 const (
-	bufferBytes = 32 << 10
+	bufferBytes = 16 << 10 // of each body under way; a record of TLS fits
+	relayLeast  = 4 << 10  // of each direction of a raw connection
+	relayMost   = 64 << 10
 	drainTime   = time.Second
 )
 
@@ -239,9 +241,10 @@ func (d *Door) relay(c, up *conn, x *crossing) {
 }
 
 func (x *crossing) copy(to, from *conn, count *atomic.Int64) {
-	buf := make([]byte, bufferBytes)
+	buf := make([]byte, relayLeast)
 	for {
 		n, err := from.Read(buf)
+		full := n == len(buf) && n < relayMost
 		if n > 0 {
 			x.passed(count, n)
 			if _, err := to.Write(buf[:n]); err != nil {
@@ -250,6 +253,9 @@ func (x *crossing) copy(to, from *conn, count *atomic.Int64) {
 				to.abort()
 				return
 			}
+		}
+		if full { // there is more than fits: quiet connections keep the small one
+			buf = make([]byte, 4*len(buf))
 		}
 		if errors.Is(err, io.EOF) {
 			to.CloseWrite()

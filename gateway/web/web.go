@@ -191,7 +191,7 @@ type Door struct {
 	mu       sync.Mutex
 	closed   bool
 	requests int
-	conns    map[io.Closer]bool // open, on both sides
+	conns    map[*conn]bool // open, on both sides
 }
 
 // Open returns a door's web. The caller closes it.
@@ -204,7 +204,7 @@ func Open(cfg Config) (*Door, error) {
 	}
 	limits := cfg.Limits.filled()
 	d := &Door{
-		cfg: cfg, limits: limits, own: map[netip.Addr]bool{}, conns: map[io.Closer]bool{},
+		cfg: cfg, limits: limits, own: map[netip.Addr]bool{}, conns: map[*conn]bool{},
 		rate:     rate.NewLimiter(rate.Limit(float64(limits.RequestsPerMinute)/60), max(1, limits.RequestsPerMinute/10)),
 		leaves:   leaves{authority: cfg.Authority, byName: map[string]*leaf{}},
 		listener: &listener{conns: make(chan net.Conn), done: make(chan struct{})},
@@ -225,7 +225,6 @@ func Open(cfg Config) (*Door, error) {
 		MaxIdleConns:       64, MaxIdleConnsPerHost: 32, IdleConnTimeout: time.Minute,
 		ResponseHeaderTimeout: limits.Answer, ExpectContinueTimeout: time.Second,
 		MaxResponseHeaderBytes: int64(limits.AnswerHeaderBytes),
-		ReadBufferSize:         bufferBytes, WriteBufferSize: bufferBytes,
 		// What upstream sends faster than the sandbox reads waits there, not here.
 		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: 4<<20 - 1, MaxReceiveBufferPerStream: 1 << 20},
 	}
@@ -254,7 +253,7 @@ func Open(cfg Config) (*Door, error) {
 func (d *Door) Close() {
 	d.mu.Lock()
 	d.closed = true
-	var open []io.Closer
+	var open []*conn
 	for c := range d.conns {
 		open = append(open, c)
 	}
@@ -340,16 +339,15 @@ func (d *Door) accept(ctx context.Context, f Flow, at place) *conn {
 	return d.newConn(ctx, nc, at)
 }
 
-// sniff serves an accepted connection by what its first bytes are.
+// sniff serves an accepted connection by what its first byte is.
 func (d *Door) sniff(c *conn, mode Mode) {
 	c.Conn.SetReadDeadline(time.Now().Add(d.limits.Handshake))
-	first := make([]byte, 4096)
-	n, _ := c.Read(first)
-	if n == 0 {
+	first := make([]byte, 1) // many wait here, with no more than that
+	if n, _ := c.Read(first); n == 0 {
 		c.Close()
 		return
 	}
-	c.unread(first[:n])
+	c.unread(first)
 	switch {
 	case first[0] == recordHandshake:
 		d.secure(c, mode)
