@@ -62,6 +62,7 @@ var edges = map[string][]string{
 	"doctor":                  nil,
 	"policy":                  nil,
 	"gateway/door":            nil,
+	"gateway/web":             nil,
 	"api/envd":                nil,
 	"audit/wal":               nil,
 	"audit/tiles":             nil,
