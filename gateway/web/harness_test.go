@@ -91,7 +91,6 @@ type world struct {
 
 	mu       sync.Mutex
 	log      []string // what was admitted, crossed, refused
-	ends     []string
 	ended    chan string
 	connects []Route
 }
