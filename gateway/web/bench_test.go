@@ -128,19 +128,19 @@ func BenchmarkRequests32(b *testing.B) {
 func BenchmarkMemory(b *testing.B) {
 	for _, what := range []string{"silent", "kept alive", "under way"} {
 		b.Run(what, func(b *testing.B) {
-			w := newWorld(b)
-			a := w.name("one.test", map[uint16]string{80: w.upstream(func(rw http.ResponseWriter, r *http.Request) {
-				http.NewResponseController(rw).Flush()
-				if what == "under way" {
-					<-r.Context().Done()
-				}
-			}, false, "")})
-			w.cfg.Judge = permitAll{}
-			w.cfg.Limits.RequestsPerMinute = 1 << 30
-			w.open()
 			const flows = 500
 			var before, after runtime.MemStats
 			for b.Loop() {
+				w := newWorld(b)
+				a := w.name("one.test", map[uint16]string{80: w.upstream(func(rw http.ResponseWriter, r *http.Request) {
+					http.NewResponseController(rw).Flush()
+					if what == "under way" {
+						<-r.Context().Done()
+					}
+				}, false, "")})
+				w.cfg.Judge = permitAll{}
+				w.cfg.Limits.RequestsPerMinute = 1 << 30
+				w.open()
 				runtime.GC()
 				runtime.ReadMemStats(&before)
 				for range flows {
@@ -150,13 +150,16 @@ func BenchmarkMemory(b *testing.B) {
 					}
 					_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
 					must(b, err)
-					_, err = c.Read(make([]byte, 1))
+					status := make([]byte, len("HTTP/1.1 200"))
+					_, err = io.ReadFull(c, status)
 					must(b, err)
+					want(b, "answer", string(status), "HTTP/1.1 200")
 				}
 				runtime.GC()
 				runtime.ReadMemStats(&after)
 				// Upstream, its server and the client are in it.
-				b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc+after.StackInuse-before.StackInuse)/flows/1024, "KiB/flow")
+				b.ReportMetric((float64(after.HeapAlloc+after.StackInuse)-float64(before.HeapAlloc+before.StackInuse))/flows/1024, "KiB/flow")
+				w.close()
 			}
 		})
 	}

@@ -114,17 +114,19 @@ func (w *world) open() *world {
 	d, err := Open(w.cfg)
 	must(w.t, err)
 	w.door = d
-	w.t.Cleanup(func() {
-		w.pairs.Close()
-		w.dialing.Lock()
-		for _, c := range w.flows {
-			c.Close()
-		}
-		w.dialing.Unlock()
-		d.Close()
-		w.serving.Wait()
-	})
+	w.t.Cleanup(w.close)
 	return w
+}
+
+func (w *world) close() {
+	w.pairs.Close()
+	w.dialing.Lock()
+	for _, c := range w.flows {
+		c.Close()
+	}
+	w.dialing.Unlock()
+	w.door.Close()
+	w.serving.Wait()
 }
 
 // name gives a name an address inside, and says where its ports lead.

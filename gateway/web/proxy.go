@@ -31,6 +31,8 @@ type target struct {
 	req   Request
 	route Route
 	out   http.Header // of the answer to the sandbox
+
+	answered atomic.Bool // upstream began to answer
 }
 
 type targetKey struct{}
@@ -90,14 +92,28 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
+	t := &target{out: w.Header()}
 	ctx := r.Context()
-	if r.ProtoMajor == 1 && !c.secure {
-		// A client that has said all it has to say still reads.
+	half := r.ProtoMajor == 1 && !c.secure
+	if half {
 		ctx = context.WithoutCancel(ctx)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(c.ctx, func() { cancel(errGone) })()
+	if half {
+		// A client that has said all it has to say may still read. Whether it
+		// does is known when it is written to, which must come soon.
+		defer context.AfterFunc(r.Context(), func() {
+			select {
+			case <-ctx.Done():
+			case <-time.After(d.limits.HalfClosed):
+				if !t.answered.Load() {
+					cancel(errGone)
+				}
+			}
+		})()
+	}
 
 	route, err := d.route(ctx, c, place{host: req.Host, port: req.Port})
 	if err != nil {
@@ -116,7 +132,7 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header()}
+	t.crossing, t.req, t.route = newCrossing(permit), req, route
 	defer func() {
 		p := recover()
 		if p != nil {
@@ -409,6 +425,7 @@ func answered(res *http.Response) error {
 	t := res.Request.Context().Value(targetKey{}).(*target)
 	d := res.Request.Context().Value(connKey{}).(*conn).door
 	t.status = res.StatusCode
+	t.answered.Store(true)
 	res.Header.Del(headerDenied)
 	res.Header.Del(headerError)
 	res.Header.Del("Alt-Svc") // it would lead to places that nobody asked about

@@ -284,6 +284,24 @@ func TestHalfClose(t *testing.T) {
 	want(t, "end", w.end(), "200 out 5 in 5")
 }
 
+// One that has really gone, which looks the same, is not waited for long.
+func TestHalfClosedAndGone(t *testing.T) {
+	w := newWorld(t)
+	gone := make(chan struct{})
+	a := w.name("one.test", map[uint16]string{80: w.upstream(func(rw http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		close(gone)
+	}, false, "")})
+	w.cfg.Limits.HalfClosed = 100 * time.Millisecond
+	w.open()
+	c := w.at(a, 80)
+	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
+	must(t, err)
+	must(t, c.(*net.TCPConn).CloseWrite())
+	<-gone
+	want(t, "end", w.end(), "0 out 0 in 0 failed")
+}
+
 // A client that goes away takes its request with it, and upstream that breaks
 // off is not made whole.
 func TestBrokenOff(t *testing.T) {

@@ -124,6 +124,7 @@ type Limits struct {
 	AnswerBytes       int64         // of an answer; 64 GiB
 	Handshake         time.Duration // to the end of a request's header or of TLS, and to connect upstream; 10 s
 	Answer            time.Duration // until upstream answers; 10 min
+	HalfClosed        time.Duration // until upstream answers a client that may be gone; 1 min
 	Idle              time.Duration // without a byte either way; 15 min
 	KeepAlive         time.Duration // between requests; 2 min
 }
@@ -137,6 +138,7 @@ func (l Limits) filled() Limits {
 	fill(&l.AnswerBytes, 64<<30)
 	fill(&l.Handshake, 10*time.Second)
 	fill(&l.Answer, 10*time.Minute)
+	fill(&l.HalfClosed, time.Minute)
 	fill(&l.Idle, 15*time.Minute)
 	fill(&l.KeepAlive, 2*time.Minute)
 	return l
