@@ -22,6 +22,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -88,6 +89,7 @@ type world struct {
 	dialing sync.Mutex
 	flows   []net.Conn // the sandbox's ends
 	serving sync.WaitGroup
+	held    atomic.Int64 // names
 
 	mu       sync.Mutex
 	log      []string // what was admitted, crossed, refused
@@ -106,7 +108,13 @@ func newWorld(t testing.TB) *world {
 	w.outer, w.cfg.Roots = root(t)
 	w.cfg.Judge, w.cfg.Router = w, w
 	w.cfg.Own = []netip.Addr{gatewayAddr}
-	w.cfg.Name = func(a netip.Addr) (string, bool) { n, ok := w.names[a]; return n, ok }
+	w.cfg.Hold = func(a netip.Addr) (string, func(), bool) {
+		n, ok := w.names[a]
+		if ok {
+			w.held.Add(1)
+		}
+		return n, func() { w.held.Add(-1) }, ok
+	}
 	return w
 }
 
@@ -127,6 +135,7 @@ func (w *world) close() {
 	w.dialing.Unlock()
 	w.door.Close()
 	w.serving.Wait()
+	want(w.t, "names held at the end", w.held.Load(), 0)
 }
 
 // name gives a name an address inside, and says where its ports lead.

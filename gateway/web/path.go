@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"airlock.dev/airlock/gateway/address"
 )
 
 // cleanPath returns the one meaning of an encoded path: decoded, for decisions,
@@ -111,62 +113,10 @@ func npmName(s string) bool {
 	return s != ""
 }
 
-// parseHost returns the canonical form of a name or an address without port. A
-// text that some resolver takes for an address, and netip does not, is an error.
+// parseHost returns the one spelling of a name or an address without port.
 func parseHost(s string) (string, error) {
-	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
-		a, err := netip.ParseAddr(s[1 : len(s)-1])
-		if err != nil || !a.Is6() || a.Zone() != "" {
-			return "", errors.New("it is no IPv6 address")
-		}
-		return a.Unmap().String(), nil
-	}
-	if a, err := netip.ParseAddr(s); err == nil {
-		if a.Zone() != "" {
-			return "", errors.New("it is an address with a zone")
-		}
-		return a.Unmap().String(), nil
-	}
-	s = strings.ToLower(strings.TrimSuffix(s, "."))
-	if s == "" || len(s) > 253 {
-		return "", errors.New("it is empty or longer than 253 bytes")
-	}
-	var label string
-	for label = range strings.SplitSeq(s, ".") {
-		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
-			return "", errors.New("it has a label that is empty, too long or begins or ends with -")
-		}
-		for i := 0; i < len(label); i++ {
-			switch c := label[i]; {
-			case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
-			default:
-				return "", errors.New("it has a character that names do not have")
-			}
-		}
-	}
-	if '0' <= label[0] && label[0] <= '9' && isNumber(label) {
-		return "", errors.New("it is an odd spelling of an address")
-	}
-	return s, nil
-}
-
-// isNumber says whether inet_aton would take s for a part of an address.
-func isNumber(s string) bool {
-	if rest, ok := strings.CutPrefix(s, "0x"); ok {
-		s = rest
-		for i := 0; i < len(s); i++ {
-			if !isHex(s[i]) {
-				return false
-			}
-		}
-		return true
-	}
-	for i := 0; i < len(s); i++ {
-		if s[i] < '0' || s[i] > '9' {
-			return false
-		}
-	}
-	return true
+	h, err := address.Parse(s)
+	return h.String(), err
 }
 
 func isAddress(host string) bool {

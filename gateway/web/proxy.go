@@ -243,15 +243,23 @@ func isMethod(s string) bool {
 	return s != "" && len(s) <= 32
 }
 
-// named is p, by its name if it is the address of one.
-func (d *Door) named(p place) place {
+// hold is p, by its name if it is the address of one, which it stays until
+// release is called.
+func (d *Door) hold(p place) (at place, release func()) {
 	if p.literal {
 		if a, err := netip.ParseAddr(p.host); err == nil {
-			if name, ok := d.cfg.Name(a); ok {
-				return place{host: name, port: p.port}
+			if name, release, ok := d.cfg.Hold(a); ok {
+				return place{host: name, port: p.port}, release
 			}
 		}
 	}
+	return p, func() {}
+}
+
+// named is hold for one moment.
+func (d *Door) named(p place) place {
+	p, release := d.hold(p)
+	release()
 	return p
 }
 
@@ -557,7 +565,8 @@ func (d *Door) connect(w http.ResponseWriter, r *http.Request, c *conn) {
 		refuse(http.StatusBadRequest, "CONNECT names a host and a port, not %.300q", r.RequestURI)
 		return
 	}
-	at := d.named(place{host: host, port: port, literal: isAddress(host)})
+	at, release := d.hold(place{host: host, port: port, literal: isAddress(host)})
+	defer release()
 	mode, err := d.cfg.Judge.Admit(c.ctx, at.host, at.port)
 	if err != nil {
 		deny(w, r, undecided(err))

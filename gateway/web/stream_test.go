@@ -475,6 +475,7 @@ func TestRaw(t *testing.T) {
 	}
 	t.Run("half-close", func(t *testing.T) {
 		in, out := open()
+		want(t, "names held", w.held.Load(), 1)
 		_, err := io.WriteString(in, "question")
 		must(t, err)
 		must(t, in.CloseWrite())

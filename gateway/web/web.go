@@ -158,8 +158,9 @@ type Config struct {
 	Authority *Authority
 	// Roots are the authorities that upstream certificates are checked with.
 	Roots *x509.CertPool
-	// Name returns the name that an address stands for in this sandbox.
-	Name func(netip.Addr) (string, bool)
+	// Hold returns the name that an address stands for in this sandbox, and
+	// keeps it so until release is called. ok is false for other addresses.
+	Hold func(netip.Addr) (name string, release func(), ok bool)
 	// Own are the gateway's addresses; a proxy answers there at ProxyPort, 3128
 	// unless given, and nothing else does.
 	Own       []netip.Addr
@@ -198,7 +199,7 @@ type Door struct {
 
 // Open returns a door's web. The caller closes it.
 func Open(cfg Config) (*Door, error) {
-	if cfg.Judge == nil || cfg.Router == nil || cfg.Authority == nil || cfg.Roots == nil || cfg.Name == nil {
+	if cfg.Judge == nil || cfg.Router == nil || cfg.Authority == nil || cfg.Roots == nil || cfg.Hold == nil {
 		return nil, airlock.Errorf(airlock.Internal, "a door's web needs a judge, a router, an authority, roots and names")
 	}
 	if cfg.ProxyPort == 0 {
@@ -307,7 +308,8 @@ func (d *Door) Serve(ctx context.Context, f Flow) {
 		}
 		return
 	}
-	at := d.named(place{host: to.Addr().String(), port: to.Port(), literal: true})
+	at, release := d.hold(place{host: to.Addr().String(), port: to.Port(), literal: true})
+	defer release()
 	mode, err := d.cfg.Judge.Admit(ctx, at.host, at.port)
 	if err != nil {
 		f.Refuse()
