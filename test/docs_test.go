@@ -82,6 +82,7 @@ var edges = map[string][]string{
 	"cli":                     {"client", "doctor", "keystore", "policy", "audit", "audit/tiles"},
 	"gateway/address":         nil,
 	"gateway/dns":             {"gateway/address"},
+	"gateway/web":             {"gateway/address"},
 	"cmd/airlock-guest":       {"guest"},
 	"cmd/airlock-pkcs11":      {"keystore"},
 	"test":                    nil,
