@@ -480,6 +480,9 @@ func failed(w http.ResponseWriter, r *http.Request, err error) (status int) {
 		status = http.StatusGatewayTimeout
 	}
 	reason := strings.ToValidUTF8(err.Error(), "\uFFFD")
+	if strings.Contains(reason, "readLoopPeekFailLocked") { // how Go's client calls it, without a cause
+		reason = "it spoke before it was asked, or ended: that is not HTTP"
+	}
 	reason = "upstream failed: " + strings.ToValidUTF8(reason[:min(len(reason), 500)], "")
 	w.Header().Set(headerError, "upstream")
 	tell(w, r, status, reason, nil, "", reason)
