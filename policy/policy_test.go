@@ -498,12 +498,19 @@ func TestPlainValuesSurviveJSON(t *testing.T) {
 func twentyPolicies() string {
 	var b strings.Builder
 	for i := range 9 {
-		fmt.Fprintf(&b, "@id(\"read-%d\") @limit(\"1000\") permit (principal in App::\"billing\", action in [Action::\"http:request\", Action::\"net:connect\"], resource) when { resource.name == \"api%d.example.com\" && context.port == 443 };\n", i, i)
+		fmt.Fprintf(&b, "@id(\"read-%d\") permit (principal in App::\"billing\", action in [Action::\"http:request\", Action::\"net:connect\"], resource) when { resource.name == \"api%d.example.com\" && context.port == 443 };\n", i, i)
 		fmt.Fprintf(&b, "@id(\"range-%d\") permit (principal in Team::\"research\", action in Action::\"http:*\", resource) when { context.ip.isInRange(ip(\"10.%d.0.0/16\")) && context.method == \"GET\" };\n", i, i)
 	}
 	b.WriteString("@id(\"no-delete\") forbid (principal, action == Action::\"http:request\", resource) when { context.method == \"DELETE\" || context.path like \"/admin/*\" };\n")
 	b.WriteString("@id(\"no-metadata\") forbid (principal, action in [Action::\"http:request\", Action::\"net:connect\"], resource) when { context.ip.isInRange(ip(\"169.254.0.0/16\")) };\n")
 	return b.String()
+}
+
+// TestTwentyPolicies: the benchmark's are policies.
+func TestTwentyPolicies(t *testing.T) {
+	if n := mustParse(t, twentyPolicies()).Len(); n != 20 {
+		t.Errorf("%d policies", n)
+	}
 }
 
 func BenchmarkDecide(b *testing.B) {
