@@ -203,7 +203,7 @@ func (l *Log) add(ctx context.Context, e *Event, now time.Time) (wal.Ticket, err
 	if err != nil {
 		return wal.Ticket{}, notRecorded(fmt.Errorf("seal the details of an event: %w", err))
 	}
-	late := time.After(turnWait)
+	var late <-chan time.Time
 	for {
 		l.mu.Lock()
 		turning := l.turning
@@ -211,6 +211,9 @@ func (l *Log) add(ctx context.Context, e *Event, now time.Time) (wal.Ticket, err
 			break
 		}
 		l.mu.Unlock()
+		if late == nil {
+			late = time.After(turnWait)
+		}
 		select { // the shard changes: what comes now belongs behind its beginning
 		case <-turning:
 		case <-late:

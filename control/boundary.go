@@ -173,8 +173,8 @@ func (b *Boundary) inside(ctx context.Context, a act) (ended, error) {
 }
 
 // insideAll decides several acts that happen together before it records them:
-// if one is denied, that one alone is recorded. Acts that only the first of
-// them could be recorded of have an end with the error.
+// if one is denied, that one alone is recorded. If the log takes only some of
+// them, those end with its error.
 func (b *Boundary) insideAll(ctx context.Context, acts []act) (ended, error) {
 	events := make([]audit.Event, len(acts))
 	for i, a := range acts {
