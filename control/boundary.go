@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,6 +60,11 @@ type act struct {
 	// called "resource" and "context" belong to the call.
 	private map[string]any
 	err     error // why it is none
+
+	// Of crossings: what kind of address it leads to, why the gateway itself
+	// denied it, and the obligations that whoever performs it meets.
+	class, refused string
+	meets          []policy.Kind
 }
 
 // event decides an act. The error says that it is denied.
@@ -69,7 +75,7 @@ func (b *Boundary) event(a act) (e audit.Event, err error) {
 	}
 	call := policy.Call{Principal: a.by, Action: a.action, Resource: a.on, Context: policy.Context{"time": time.Now().UTC().Format(time.RFC3339Nano)}}
 	maps.Copy(call.Context, a.context)
-	d := policy.Effective{Ceiling: b.Policies().For(a.sandbox.Team), Request: a.request}.Decide(facts, call)
+	d := b.decision(a, facts, call)
 	e = audit.Event{
 		Type: strings.Replace(a.action, ":", ".", 1), Team: a.sandbox.Team, Sandbox: a.sandbox.ID, Actor: actor(a),
 		Call:     audit.Call{Principal: audit.Entity(a.by), Action: a.action, Resource: audit.Entity(a.on), Context: call.Context},
@@ -111,13 +117,30 @@ func (b *Boundary) event(a act) (e audit.Event, err error) {
 		}
 		e.Private = []audit.Private{{Subject: "team:" + a.sandbox.Team, Detail: detail}}
 	}()
-	if d.Effect == policy.Permit && len(d.Obligations) == 0 { // acts on sandboxes never have any
+	if d.Effect != policy.Deny && !slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return !slices.Contains(a.meets, o.Kind) }) {
 		return e, nil
 	}
 	e.Outcome.Message = d.Reason
 	e.Outcome.Status = "denied"
 	return e, airlock.Errorf(airlock.Denied, "%s", e.Outcome.Message)
 }
+
+// decision is what policies say of an act, and what no policy can change.
+func (b *Boundary) decision(a act, facts policy.Facts, call policy.Call) policy.Decision {
+	effective := policy.Effective{Ceiling: b.Policies().For(a.sandbox.Team), Request: a.request}
+	if a.refused != "" {
+		return policy.Decision{Effect: policy.Deny, Reason: a.refused, Set: effective.Digest()}
+	}
+	d := effective.Decide(facts, call)
+	if d.Effect != policy.Deny && a.class != "" && a.class != publicClass && !effective.NamesAddress(facts, call) {
+		d.Effect, d.Obligations = policy.Deny, nil
+		d.Reason = fmt.Sprintf("%v is a %s address, and what permits it does not name it: ask your operator for a policy with context.ip.isInRange(ip(...)) for it", call.Context["ip"], a.class)
+	}
+	return d
+}
+
+// publicClass is what addresses are that no policy needs to name.
+const publicClass = "public"
 
 // public is why a decision was so, without what it was about.
 func public(d policy.Decision) string {
@@ -147,8 +170,10 @@ func actor(a act) audit.Actor {
 		}
 		return audit.Actor{Kind: kind, ID: a.caller.ID, Role: airlock.Role(a.caller.Role)}
 	case a.by.Type == "Sandbox":
-		caller, _ := a.context["caller"].(string)
-		return audit.Actor{Kind: "visitor", ID: caller}
+		if caller, ok := a.context["caller"].(string); ok {
+			return audit.Actor{Kind: "visitor", ID: caller}
+		}
+		return audit.Actor{Kind: "sandbox", ID: a.sandbox.ID}
 	}
 	return audit.Actor{Kind: "token", ID: a.sandbox.ID}
 }
@@ -225,6 +250,23 @@ func (b *Boundary) cross(ctx context.Context, a act) (audit.Receipt, ended, erro
 		return audit.Receipt{}, nil, err
 	}
 	return receipt, b.outcome(ctx, a, receipt.Seq()), nil
+}
+
+// crossing is cross for what a sandbox tries outside: its decision is returned
+// with it, and it may wait for a person.
+func (b *Boundary) crossing(ctx context.Context, a act) (audit.Receipt, ended, audit.Decision, error) {
+	if a.err != nil {
+		return audit.Receipt{}, nil, audit.Decision{}, a.err
+	}
+	e, denied := b.event(a)
+	receipt, err := b.Trail.Append(ctx, e)
+	if denied != nil {
+		return audit.Receipt{}, nil, e.Decision, denied
+	}
+	if err != nil {
+		return audit.Receipt{}, nil, e.Decision, err
+	}
+	return receipt, b.outcome(ctx, a, receipt.Seq()), e.Decision, nil
 }
 
 func (b *Boundary) outcome(ctx context.Context, a act, of uint64) ended {

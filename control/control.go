@@ -72,6 +72,8 @@ type Sandboxes struct {
 	epoch     uint64
 	once      once
 
+	gateway Gateway // nil: no sandbox has a network
+
 	mu     sync.Mutex
 	live   map[string]*live
 	closed bool
@@ -89,9 +91,10 @@ type live struct {
 
 	request *policy.Set // what its client asked for
 
-	conns   atomic.Int32 // to its ports
-	metrics history
-	watches *watches
+	conns     atomic.Int32 // to its ports
+	crossings crossings
+	metrics   history
+	watches   *watches
 
 	mu      sync.Mutex
 	sandbox airlock.Sandbox
@@ -207,6 +210,9 @@ func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
 	}
 	c.admission.adopt(sb.Team, sb.Limits)
 	c.watch(newLive(sb, request, box, mux))
+	if err := c.openDoor(ctx, box); err != nil {
+		c.cfg.Log.Error("open a sandbox's door; it has no network", "sandbox", sb.ID, "err", err)
+	}
 	return nil
 }
 
@@ -345,11 +351,18 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), greetTimeout)
 		defer cancel()
 		if box != nil {
+			if c.gateway != nil {
+				c.gateway.Drop(sb.ID)
+			}
 			err = errors.Join(err, box.Destroy(undo))
 		}
 		err = errors.Join(err, c.forget(undo, sb.ID))
 	}()
-	box, err = c.cfg.Driver.Create(ctx, isolation.Spec{ID: sb.ID, RootFS: c.cfg.Image.RootFS, Guest: c.cfg.Image.Guest, Hostname: "sandbox", Limits: sb.Limits})
+	spec := isolation.Spec{ID: sb.ID, RootFS: c.cfg.Image.RootFS, Guest: c.cfg.Image.Guest, Hostname: "sandbox", Limits: sb.Limits}
+	if c.gateway != nil {
+		spec.Link = &link
+	}
+	box, err = c.cfg.Driver.Create(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
@@ -364,6 +377,10 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 	if err := c.remember(ctx, sb); err != nil {
 		mux.Close()
 		return nil, err
+	}
+	if err := c.openDoor(ctx, box); err != nil {
+		mux.Close()
+		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	l := newLive(sb, request, box, mux)
 	l.log.add("info", "sandbox created", nil)
@@ -505,6 +522,10 @@ func (c *Sandboxes) end(l *live, outcome airlock.Outcome) {
 	id := l.get().ID
 	l.mux.Close()
 	l.watches.wait()
+	if c.gateway != nil {
+		c.gateway.Drop(id)
+	}
+	l.crossings.breakAll(airlock.Gone, true)
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		err := l.box.Destroy(ctx)

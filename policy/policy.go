@@ -14,6 +14,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -175,6 +176,28 @@ func (e Effective) Decide(f Facts, c Call) (d Decision) {
 	d.conclude(layers, f, c)
 	return d
 }
+
+// NamesAddress says whether what permits a call depends on its address, as it
+// must for an address that is not public: a permit for everything, or for a
+// name that can resolve to anything, says nothing of this machine's network.
+func (e Effective) NamesAddress(f Facts, c Call) bool {
+	for _, probe := range probes {
+		if c.Context["ip"] == probe {
+			continue
+		}
+		other := c
+		other.Context = maps.Clone(c.Context)
+		other.Context["ip"] = probe
+		if e.Decide(f, other).Effect != Deny {
+			return false
+		}
+	}
+	return true
+}
+
+// probes are addresses that no policy permits in earnest: of this machine, of
+// a cloud's metadata, and one that does not exist.
+var probes = []string{"127.86.12.9", "169.254.169.254", "240.86.12.9"}
 
 // layer is one of the two sets with what it says of a call.
 type layer struct {

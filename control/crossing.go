@@ -1,0 +1,263 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/audit"
+	"airlock.dev/airlock/gateway/wire"
+	"airlock.dev/airlock/isolation"
+	"airlock.dev/airlock/policy"
+)
+
+// Gateway serves the doors of sandboxes; process.Gateway is the one. It asks
+// Sandboxes for each crossing.
+type Gateway interface {
+	// Open has a door served, whose file is the Gateway's from now on.
+	Open(ctx context.Context, d wire.Door, file *os.File) error
+	Set(ctx context.Context, d wire.Door) error
+	Drop(sandbox string)
+}
+
+// Through makes all sandboxes have a network whose only end is g. It is called
+// before Recover.
+func (c *Sandboxes) Through(g Gateway) { c.gateway = g }
+
+// link is the device of every sandbox: all have the same addresses, since none
+// can meet another one.
+var link = isolation.Link{
+	MTU: 65000, MAC: []byte{2, 0, 0, 0, 0, 2},
+	Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/24"), netip.MustParsePrefix("fd61:6972::2/64")},
+	Gateways:  []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd61:6972::1")},
+}
+
+// openDoor has the gateway serve a sandbox. Until then nothing that it sends is read.
+func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox) error {
+	if c.gateway == nil {
+		return nil
+	}
+	file, err := box.Door(ctx)
+	if airlock.CodeOf(err) == airlock.NotFound {
+		return nil // one of an earlier version, without a network
+	}
+	if err != nil {
+		return err
+	}
+	return c.gateway.Open(ctx, wire.Door{Sandbox: box.ID()}, file)
+}
+
+// crossings are those of a sandbox that were permitted and have not ended.
+type crossings struct {
+	mu   sync.Mutex
+	open map[uint64]ended
+	over bool
+}
+
+func (c *crossings) began(event uint64, done ended) {
+	c.mu.Lock()
+	over := c.over
+	if !over {
+		if c.open == nil {
+			c.open = map[uint64]ended{}
+		}
+		c.open[event] = done
+	}
+	c.mu.Unlock()
+	if over {
+		done(audit.Outcome{Status: "error", Code: string(airlock.Gone)})
+	}
+}
+
+func (c *crossings) end(event uint64, o audit.Outcome) {
+	c.mu.Lock()
+	done := c.open[event]
+	delete(c.open, event)
+	c.mu.Unlock()
+	if done != nil {
+		done(o)
+	}
+}
+
+// breakAll ends what is open, and what begins later if the sandbox is over.
+func (c *crossings) breakAll(why airlock.Code, over bool) {
+	c.mu.Lock()
+	open := c.open
+	c.open, c.over = nil, c.over || over
+	c.mu.Unlock()
+	for _, event := range slices.Sorted(maps.Keys(open)) {
+		open[event](audit.Outcome{Status: "error", Code: string(why)})
+	}
+}
+
+// End implements process.Decider.
+func (c *Sandboxes) End(e wire.End) {
+	l := c.find(e.Sandbox)
+	if l == nil {
+		return // its end has ended all
+	}
+	o := audit.Outcome{Status: "ok", Counts: map[string]int64{"bytesOut": max(0, e.BytesOut), "bytesIn": max(0, e.BytesIn)}}
+	if e.Status != 0 {
+		o.Counts["status"] = int64(e.Status)
+	}
+	if e.Error != "" {
+		o.Status, o.Code = "error", "broken"
+	}
+	l.crossings.end(e.Event, o)
+}
+
+// Broken implements process.Decider.
+func (c *Sandboxes) Broken() {
+	c.mu.Lock()
+	all := slices.Collect(maps.Values(c.live))
+	c.mu.Unlock()
+	for _, l := range all {
+		l.crossings.breakAll(airlock.Unavailable, false)
+	}
+}
+
+// crossing is an attempt as an act of its sandbox.
+func (c *Sandboxes) crossing(l *live, a wire.Attempt) act {
+	x := act{sandbox: l.get(), request: l.request, action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
+	x.context = policy.Context{}
+	if a.IP != "" {
+		x.context["ip"] = a.IP
+	}
+	switch a.Action {
+	case "dns:resolve":
+		x.context["type"] = a.Type
+	case "net:connect":
+		x.context["port"], x.context["protocol"] = int64(a.Port), a.Protocol
+	case "http:request":
+		x.context["port"], x.context["scheme"], x.context["method"], x.context["path"] = int64(a.Port), a.Scheme, a.Method, a.Path
+		if a.Body != nil {
+			x.context["bodyBytes"] = *a.Body
+		}
+		// A path may name a person, and a query is nobody's business but theirs.
+		x.private = map[string]any{"context": policy.Context{"path": a.Path}}
+		if a.Query != "" {
+			x.private["query"] = clipped(a.Query)
+		}
+		if len(a.Path) > len(clipped(a.Path)) {
+			x.private["context"] = policy.Context{"path": clipped(a.Path)}
+		}
+	case "secret:use":
+		x.on = policy.Entity{Type: "Secret", ID: a.Secret}
+		delete(x.context, "ip")
+		x.context["host"], x.context["port"], x.context["method"], x.context["path"], x.context["location"] = a.Host, int64(a.Port), a.Method, a.Path, a.Location
+		x.private = map[string]any{"context": policy.Context{"path": clipped(a.Path)}}
+	default:
+		x.err = airlock.Errorf(airlock.Invalid, "the gateway asked for %.40q, which is no crossing", a.Action)
+	}
+	return x
+}
+
+// clipped bounds a text that is sealed: what is longer than details may be is
+// lost as a whole otherwise.
+func clipped(s string) string {
+	const most = 1500
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + fmt.Sprintf("… (%d bytes)", len(s))
+}
+
+// crossingMeets are the obligations that a crossing can meet; policies cannot
+// have others there.
+var crossingMeets = []policy.Kind{policy.KindHold, policy.KindInject}
+
+var gone = wire.Verdict{Reason: "the sandbox has ended"}
+
+// Admit implements process.Decider: it says how connections are to be treated.
+// What can be told in an answer to a request is left for then.
+func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
+	l := c.find(a.Sandbox)
+	if l == nil {
+		return gone
+	}
+	may := func(action, protocol, method, scheme string) bool {
+		ask := a
+		ask.Action, ask.Protocol, ask.Method, ask.Scheme, ask.Path = action, protocol, method, scheme, "/"
+		x := c.crossing(l, ask)
+		x.class, x.meets = a.Class, crossingMeets
+		_, denied := c.cfg.Boundary.event(x)
+		return denied == nil
+	}
+	switch {
+	case may("net:connect", "tls", "", ""):
+		return wire.Verdict{Permit: true, Mode: wire.Passthrough}
+	case may("net:connect", "tcp", "", ""):
+		return wire.Verdict{Permit: true, Mode: wire.Any}
+	case a.Port == 80 || a.Port == 443 || may("http:request", "", "GET", "http") || may("http:request", "", "GET", "https"):
+		return wire.Verdict{Permit: true, Mode: wire.Terminate}
+	}
+	a.Action, a.Protocol = "net:connect", "tcp"
+	return c.Cross(ctx, a)
+}
+
+// Cross implements process.Decider: it decides and records an attempt, and
+// returns when both are done.
+func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
+	l := c.find(a.Sandbox)
+	if l == nil {
+		return gone
+	}
+	x := c.crossing(l, a)
+	x.class, x.refused, x.meets = a.Class, a.Refused, crossingMeets
+	receipt, done, d, err := c.cfg.Boundary.crossing(ctx, x)
+	if err == nil {
+		err = receipt.Spend(a.Action, audit.Entity(x.on))
+	}
+	if err != nil {
+		v := wire.Verdict{Policies: d.Policies, Reason: reasonOf(err)}
+		if airlock.CodeOf(err) != airlock.Denied {
+			v.Status = statusOf(err)
+		}
+		l.crossed(a, v)
+		return v
+	}
+	v := wire.Verdict{Permit: true, Event: receipt.Seq()}
+	for _, o := range d.Obligations {
+		if o.Kind == string(policy.KindInject) {
+			v.Inject = append(v.Inject, o.Value)
+		}
+	}
+	if a.Action != "dns:resolve" { // that is over when it is answered
+		l.crossings.began(receipt.Seq(), done)
+	}
+	return v
+}
+
+func reasonOf(err error) string {
+	if airlock.CodeOf(err) == airlock.Internal {
+		return "it could not be decided or recorded"
+	}
+	return publicOf(err)
+}
+
+func publicOf(err error) string {
+	if e, ok := errors.AsType[*airlock.Error](err); ok {
+		return e.Public()
+	}
+	return string(airlock.CodeOf(err))
+}
+
+// statusOf is HTTP's for what is no denial.
+func statusOf(err error) int {
+	if airlock.CodeOf(err) == airlock.Exhausted {
+		return 429
+	}
+	return 503
+}
+
+// crossed tells the sandbox's own log, which its client reads, of a denial.
+func (l *live) crossed(a wire.Attempt, v wire.Verdict) {
+	l.log.add("warn", "crossing denied", map[string]string{"action": a.Action, "host": a.Host, "reason": v.Reason})
+}

@@ -1,0 +1,249 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/address"
+	"airlock.dev/airlock/gateway/dns"
+	links "airlock.dev/airlock/gateway/door"
+	"airlock.dev/airlock/gateway/web"
+	"airlock.dev/airlock/gateway/wire"
+)
+
+// namesMost is how many names a sandbox has addresses of at a time.
+const namesMost = 4096
+
+var (
+	names4 = netip.MustParsePrefix("198.18.0.0/15")
+	names6 = netip.MustParsePrefix("fd61:6972:0:1::/64")
+)
+
+// door is one sandbox's way out: its link, its names and its web.
+type door struct {
+	g       *gateway
+	sandbox string
+	names   *dns.Names
+	dns     *dns.Server
+	web     *web.Door
+	link    *links.Door
+}
+
+func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
+	d := &door{g: g, sandbox: w.Sandbox}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	if d.names, err = dns.NewNames(names4, names6, namesMost); err != nil {
+		return nil, err
+	}
+	d.dns = dns.New(dns.Config{Judge: d, Resolver: resolver{}, Names: d.names})
+	d.web, err = web.Open(web.Config{
+		Judge: d, Router: d, Authority: g.authority, Roots: g.upstream, Hold: d.names.Hold, Own: own,
+		Limits: web.Limits{RequestsPerMinute: g.start.RequestsMin},
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.link, err = links.Open(f, links.Config{MaxFlows: g.start.FlowsMost, UDP: func(to netip.AddrPort) bool { return to.Port() == portDNS }}, d)
+	return d, err
+}
+
+func (d *door) set(wire.Door) error { return nil }
+
+// close ends all flows of the door.
+func (d *door) close() {
+	if d.link != nil {
+		d.link.Close()
+	}
+	if d.web != nil {
+		d.web.Close()
+	}
+	if d.dns != nil {
+		d.dns.Close()
+	}
+}
+
+const portDNS = 53
+
+// TCP implements the link's Handler. Whatever server a sandbox asks for names,
+// it is we who answer.
+func (d *door) TCP(ctx context.Context, f *links.Flow) {
+	if f.To().Port() != portDNS {
+		d.web.Serve(ctx, flow{f})
+		return
+	}
+	c, err := f.Accept()
+	if err != nil {
+		return
+	}
+	d.dns.ServeTCP(ctx, c)
+}
+
+// UDP implements the link's Handler.
+func (d *door) UDP(ctx context.Context, _, _ netip.AddrPort, c net.Conn) { d.dns.ServeUDP(ctx, c) }
+
+// flow is a link's, as the web takes it.
+type flow struct{ *links.Flow }
+
+func (f flow) Accept() (net.Conn, error) {
+	c, err := f.Flow.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// ask lets the server decide an attempt.
+func (d *door) ask(ctx context.Context, method string, a wire.Attempt) (wire.Verdict, error) {
+	a.Sandbox = d.sandbox
+	var v wire.Verdict
+	err := d.g.server.Call(ctx, method, a, nil, &v)
+	return v, err
+}
+
+// Judge implements dns.Judge.
+func (d *door) Judge(ctx context.Context, name, kind string) error {
+	v, err := d.ask(ctx, wire.MethodCross, wire.Attempt{Action: "dns:resolve", Host: name, Type: kind})
+	if err == nil && !v.Permit {
+		err = airlock.Errorf(airlock.Denied, "%s", v.Reason)
+	}
+	return err
+}
+
+// Admit implements web.Judge.
+func (d *door) Admit(ctx context.Context, host string, port uint16) (web.Mode, error) {
+	a := wire.Attempt{Action: "net:connect", Host: host, Port: port, Protocol: "tcp"}
+	route, err := d.Route(ctx, host, port)
+	switch denied, ok := errors.AsType[*web.Denied](err); {
+	case webPort(port) && err != nil:
+		return web.Terminate, nil // its requests are told why
+	case ok:
+		a.Refused = denied.Reason
+		d.ask(ctx, wire.MethodCross, a)
+		return 0, err
+	case err != nil:
+		return 0, err
+	}
+	a.IP, a.Class = route.IP.String(), d.g.ranges.Classify(route.IP).String()
+	v, err := d.ask(ctx, wire.MethodAdmit, a)
+	switch {
+	case err != nil:
+		return 0, err
+	case !v.Permit:
+		return 0, denial(v)
+	}
+	switch v.Mode {
+	case wire.Passthrough:
+		return web.Passthrough, nil
+	case wire.Any:
+		return web.TCP, nil
+	}
+	return web.Terminate, nil
+}
+
+// webPort says that what is denied there is better told in an answer.
+func webPort(port uint16) bool { return port == 80 || port == 443 }
+
+func denial(v wire.Verdict) *web.Denied {
+	return &web.Denied{Status: v.Status, Policies: v.Policies, Reason: v.Reason}
+}
+
+// Cross implements web.Judge.
+func (d *door) Cross(ctx context.Context, r web.Request) (web.Permit, error) {
+	v, err := d.ask(ctx, wire.MethodCross, d.attempt(r))
+	switch {
+	case err != nil:
+		return nil, err
+	case !v.Permit:
+		return nil, denial(v)
+	}
+	return &permit{d: d, event: v.Event}, nil
+}
+
+// Refused implements web.Judge.
+func (d *door) Refused(ctx context.Context, r web.Request, denied *web.Denied) {
+	a := d.attempt(r)
+	a.Refused = denied.Reason
+	d.ask(context.WithoutCancel(ctx), wire.MethodCross, a)
+}
+
+// attempt is a request as the server decides it.
+func (d *door) attempt(r web.Request) wire.Attempt {
+	a := wire.Attempt{Action: "http:request", Host: r.Host, Port: r.Port, Scheme: r.Scheme, Method: r.Method, Path: r.Path, Query: r.RawQuery, Upgrade: r.Upgrade}
+	if r.IP.IsValid() {
+		a.IP, a.Class = r.IP.String(), d.g.ranges.Classify(r.IP).String()
+	}
+	if r.BodyBytes >= 0 {
+		a.Body = &r.BodyBytes
+	}
+	if r.Scheme == "tcp" || r.Scheme == "tls" {
+		a.Action, a.Protocol, a.Scheme, a.Method, a.Body = "net:connect", r.Scheme, "", "", nil
+	}
+	return a
+}
+
+// permit is a crossing that goes on.
+type permit struct {
+	d     *door
+	event uint64
+}
+
+// End implements web.Permit.
+func (p *permit) End(status int, out, in int64, err error) {
+	e := wire.End{Sandbox: p.d.sandbox, Event: p.event, Status: status, BytesOut: out, BytesIn: in}
+	if err != nil {
+		e.Error = err.Error()
+		e.Error = e.Error[:min(len(e.Error), 500)]
+	}
+	p.d.g.server.Note(wire.MethodEnd, e)
+}
+
+// Route implements web.Router.
+func (d *door) Route(ctx context.Context, host string, port uint16) (web.Route, error) {
+	all := make([]netip.Addr, 0, 1)
+	if ip, err := netip.ParseAddr(host); err == nil {
+		if d.names.Synthetic(ip) {
+			return web.Route{}, &web.Denied{Reason: fmt.Sprintf("%s stands for no name here any more", ip), Ask: "look the name up again"}
+		}
+		all = append(all, ip)
+	} else if all, err = d.dns.Lookup(ctx, host); err != nil {
+		return web.Route{}, err
+	}
+	if len(all) == 0 {
+		return web.Route{}, airlock.Errorf(airlock.NotFound, "%s has no address", host)
+	}
+	var refused address.Class
+	for _, ip := range all {
+		switch class := d.g.ranges.Classify(ip); class {
+		case address.Public, address.Private, address.Shared, address.Documentation, address.Benchmark:
+			return web.Route{Host: host, Port: port, IP: ip}, nil
+		default:
+			refused = class
+		}
+	}
+	return web.Route{}, &web.Denied{Reason: fmt.Sprintf("%s is at a %s address, which no sandbox reaches", host, refused)}
+}
+
+// Connect implements web.Router.
+func (d *door) Connect(ctx context.Context, r web.Route) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: 10 * time.Second}
+	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(r.IP, r.Port).String())
+}
+
+// resolver is the host's own.
+type resolver struct{}
+
+// Lookup implements dns.Resolver. The dot at the end keeps the host's search
+// domains out of it.
+func (resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	return net.DefaultResolver.LookupNetIP(ctx, "ip", name+".")
+}

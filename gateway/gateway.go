@@ -1,0 +1,242 @@
+// Package gateway is the one way out of sandboxes: a process of its own, with
+// a user of its own, that holds the host's ends of their links, speaks IP, DNS,
+// HTTP and TLS with what is behind them, and lets nothing pass that the server
+// has not decided and recorded.
+//
+// It holds doors, the certificate authority's key and the secrets of requests
+// that are under way; it has no data directory, and it believes nothing that a
+// sandbox or the world sends. Who a sandbox is, its door alone says. It does
+// not know policies or the audit log: it asks the server for each crossing
+// (package wire). Start reading at Main.
+package gateway
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/address"
+	"airlock.dev/airlock/gateway/web"
+	"airlock.dev/airlock/gateway/wire"
+)
+
+// SocketFD is the descriptor on which the process meets its server.
+const SocketFD = 3
+
+// Main is the gateway's process. It returns its exit code when the server ends
+// or hangs up.
+func Main(log *slog.Logger) int {
+	// Keys are in this memory: no core files, and nobody of the same user looks.
+	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		log.Error("give up new privileges", "err", err)
+		return 1
+	}
+	if os.Getuid() == 0 {
+		log.Error("the gateway does not run as root")
+		return 1
+	}
+	unix.CloseOnExec(SocketFD)
+	conn, err := socket(os.NewFile(SocketFD, "server"))
+	if err != nil {
+		log.Error("meet the server", "err", err)
+		return 1
+	}
+	g := &gateway{log: log, doors: map[string]*door{}}
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	ready := make(chan *wire.Peer, 1)
+	peer := wire.New(conn, func(ctx context.Context, method string, body []byte, f *os.File) (any, error) {
+		g.once.Do(func() { g.server = <-ready })
+		return g.handle(method, body, f)
+	})
+	ready <- peer
+	<-peer.Done()
+	g.close()
+	peer.Close()
+	return 0
+}
+
+func socket(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, errors.New("it is no unix socket")
+	}
+	return u, nil
+}
+
+// gateway holds all doors.
+type gateway struct {
+	log    *slog.Logger
+	once   sync.Once
+	server *wire.Peer
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu        sync.Mutex
+	start     *wire.Start
+	authority *web.Authority
+	upstream  *x509.CertPool
+	ranges    *address.Ranges
+	doors     map[string]*door
+	closed    bool
+}
+
+func (g *gateway) handle(method string, body []byte, f *os.File) (any, error) {
+	defer func() {
+		if f != nil {
+			f.Close()
+		}
+	}()
+	switch method {
+	case wire.MethodStart:
+		var s wire.Start
+		if err := json.Unmarshal(body, &s); err != nil {
+			return nil, fmt.Errorf("read how to start: %w", err)
+		}
+		return nil, g.begin(s)
+	case wire.MethodOpen, wire.MethodSet:
+		var d wire.Door
+		if err := json.Unmarshal(body, &d); err != nil {
+			return nil, fmt.Errorf("read what a door is: %w", err)
+		}
+		if method == wire.MethodSet {
+			return nil, g.set(d)
+		}
+		return nil, g.open(d, f)
+	case wire.MethodClose:
+		var n wire.Name
+		if err := json.Unmarshal(body, &n); err != nil {
+			return nil, fmt.Errorf("read which door to close: %w", err)
+		}
+		g.mu.Lock()
+		d := g.doors[n.Sandbox]
+		delete(g.doors, n.Sandbox)
+		g.mu.Unlock()
+		if d != nil {
+			d.close()
+		}
+		return nil, nil
+	}
+	return nil, airlock.Errorf(airlock.Unimplemented, "the gateway does not know %.40q", method)
+}
+
+func (g *gateway) begin(s wire.Start) error {
+	block, _ := pem.Decode(s.Roots)
+	if block == nil {
+		return airlock.Errorf(airlock.Invalid, "the gateway was given no certificate of an authority")
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return fmt.Errorf("read the authority's certificate: %w", err)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(s.Key)
+	clear(s.Key)
+	if err != nil {
+		return fmt.Errorf("read the authority's key: %w", err)
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return airlock.Errorf(airlock.Invalid, "the authority's key is a %T, which signs nothing", key)
+	}
+	authority, err := web.NewAuthority(cert, signer)
+	if err != nil {
+		return err
+	}
+	upstream, err := x509.SystemCertPool()
+	if err != nil {
+		return fmt.Errorf("read the certificates that this machine trusts: %w", err)
+	}
+	var own []address.Range
+	for _, p := range s.Reachable {
+		own = append(own, address.Range{Prefix: p, Class: address.Public})
+	}
+	ranges, err := address.New(own, nil)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.start != nil {
+		return airlock.Errorf(airlock.Conflict, "the gateway was started before")
+	}
+	g.start, g.authority, g.upstream, g.ranges = &s, authority, upstream, ranges
+	return nil
+}
+
+// open serves a sandbox's door, in place of what served it before.
+func (g *gateway) open(w wire.Door, f *os.File) error {
+	if f == nil {
+		return airlock.Errorf(airlock.Invalid, "a door came without its descriptor")
+	}
+	g.mu.Lock()
+	started, old := g.start != nil && !g.closed, g.doors[w.Sandbox]
+	delete(g.doors, w.Sandbox)
+	g.mu.Unlock()
+	if !started {
+		return airlock.Errorf(airlock.Unavailable, "the gateway was not started yet, or is about to end")
+	}
+	if old != nil {
+		old.close()
+	}
+	d, err := g.newDoor(w, f)
+	if err != nil {
+		return fmt.Errorf("open the door of %s: %w", w.Sandbox, err)
+	}
+	g.mu.Lock()
+	closed := g.closed
+	if !closed {
+		g.doors[w.Sandbox] = d
+	}
+	g.mu.Unlock()
+	if closed {
+		d.close()
+		return airlock.Errorf(airlock.Unavailable, "the gateway is about to end")
+	}
+	return nil
+}
+
+// set changes what a door may do.
+func (g *gateway) set(w wire.Door) error {
+	g.mu.Lock()
+	d := g.doors[w.Sandbox]
+	g.mu.Unlock()
+	if d == nil {
+		return airlock.Errorf(airlock.NotFound, "the gateway has no door of %s", w.Sandbox)
+	}
+	return d.set(w)
+}
+
+func (g *gateway) close() {
+	g.mu.Lock()
+	g.closed = true
+	doors := g.doors
+	g.doors = map[string]*door{}
+	g.mu.Unlock()
+	g.cancel()
+	var all sync.WaitGroup
+	for _, d := range doors {
+		all.Go(d.close)
+	}
+	all.Wait()
+}
+
+// own are the gateway's addresses in every sandbox.
+var own = []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd61:6972::1")}

@@ -1,0 +1,330 @@
+// Package process runs the gateway as the server sees it: a child process of
+// another user, which is started again when it ends and is given its doors
+// anew. What it asks is answered by a Decider.
+//
+// It knows nothing of what crosses. Start reading at Start.
+package process
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/wire"
+)
+
+// Decider decides and records what sandboxes try.
+type Decider interface {
+	Admit(ctx context.Context, a wire.Attempt) wire.Verdict
+	Cross(ctx context.Context, a wire.Attempt) wire.Verdict
+	End(e wire.End)
+	// Broken says that the gateway ended: nothing that it was permitted goes on.
+	Broken()
+}
+
+// Config says how the process is run.
+type Config struct {
+	Name    string // argv[0], by which this binary knows what it is
+	UID     int    // of nobody else on this machine; the group is the same
+	Env     []string
+	Stderr  *os.File
+	Start   wire.Start
+	Decider Decider
+	Log     *slog.Logger
+}
+
+// Gateway is the process. Its methods may be called concurrently.
+type Gateway struct {
+	cfg    Config
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu    sync.Mutex
+	peer  *wire.Peer // nil while there is no process
+	pid   int
+	doors map[string]*held
+}
+
+// held is a door that the process has, or will have when it is there.
+type held struct {
+	mu   sync.Mutex // what is told of one door is told in order
+	file *os.File
+	door wire.Door
+	gone bool
+}
+
+// callTimeout is for what the process does at once.
+const callTimeout = 10 * time.Second
+
+// restartWait grows to restartMost while the process does not stay.
+const (
+	restartWait = 50 * time.Millisecond
+	restartMost = 5 * time.Second
+)
+
+// Start starts the process and returns when it can serve doors.
+func Start(ctx context.Context, cfg Config) (*Gateway, error) {
+	g := &Gateway{cfg: cfg, doors: map[string]*held{}, done: make(chan struct{})}
+	running, err := g.spawn(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("start the gateway: %w", err)
+	}
+	life, cancel := context.WithCancel(context.Background())
+	g.cancel = cancel
+	go g.supervise(life, running)
+	return g, nil
+}
+
+// child is one life of the process.
+type child struct {
+	peer *wire.Peer
+	end  chan error // one value, when the process has ended
+	kill func()
+}
+
+// spawn starts a process and tells it how to begin.
+func (g *Gateway) spawn(ctx context.Context) (*child, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make its socket: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "gateway"), os.NewFile(uintptr(fds[1]), "server")
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	ours.Close()
+	if err != nil {
+		return nil, fmt.Errorf("make its socket: %w", err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{g.cfg.Name}
+	cmd.Dir, cmd.Env, cmd.Stderr = "/", g.cfg.Env, g.cfg.Stderr
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: uint32(g.cfg.UID), Gid: uint32(g.cfg.UID)},
+		Pdeathsig:  unix.SIGKILL,
+		Setsid:     true,
+	}
+	c := &child{end: make(chan error, 1)}
+	started := make(chan error)
+	go func() {
+		// The death signal is bound to the thread that starts the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			c.end <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("run it as user %d: %w", g.cfg.UID, err)
+	}
+	c.kill = func() { cmd.Process.Kill() }
+	c.peer = wire.New(conn.(*net.UnixConn), g.handle)
+	start, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := c.peer.Call(start, wire.MethodStart, g.cfg.Start, nil, nil); err != nil {
+		c.peer.Close()
+		c.kill()
+		return nil, errors.Join(fmt.Errorf("tell it how to begin: %w", err), <-c.end)
+	}
+	g.mu.Lock()
+	g.peer, g.pid = c.peer, cmd.Process.Pid
+	all := make([]*held, 0, len(g.doors))
+	for _, h := range g.doors {
+		all = append(all, h)
+	}
+	g.mu.Unlock()
+	for _, h := range all {
+		h.mu.Lock()
+		if err := g.give(ctx, c.peer, h); err != nil {
+			g.cfg.Log.Error("give the gateway a door", "sandbox", h.door.Sandbox, "err", err)
+		}
+		h.mu.Unlock()
+	}
+	return c, nil
+}
+
+// supervise starts the process again whenever it ends.
+func (g *Gateway) supervise(life context.Context, c *child) {
+	defer close(g.done)
+	wait := restartWait
+	for {
+		began := time.Now()
+		select {
+		case <-life.Done():
+			c.peer.Close() // it ends when it is hung up
+			select {
+			case <-c.end:
+			case <-time.After(callTimeout):
+				c.kill()
+				<-c.end
+			}
+			return
+		case <-c.peer.Done():
+			c.kill()
+		case err := <-c.end:
+			c.end <- err
+		}
+		err := <-c.end
+		g.mu.Lock()
+		g.peer, g.pid = nil, 0
+		g.mu.Unlock()
+		c.peer.Close()
+		g.cfg.Decider.Broken()
+		if time.Since(began) > restartMost {
+			wait = restartWait
+		}
+		for {
+			g.cfg.Log.Warn("the gateway ended and is started again; sandboxes lose their connections", "err", err)
+			select {
+			case <-life.Done():
+				return
+			case <-time.After(wait):
+			}
+			wait = min(2*wait, restartMost)
+			if c, err = g.spawn(life); err == nil {
+				break
+			}
+		}
+	}
+}
+
+// Close ends the process.
+func (g *Gateway) Close() {
+	g.cancel()
+	<-g.done
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for id, h := range g.doors {
+		h.file.Close()
+		delete(g.doors, id)
+	}
+}
+
+// PID is that of the process that runs, or 0.
+func (g *Gateway) PID() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.pid
+}
+
+// Open has a sandbox's door served, and again whenever the process is started
+// again. The file is the Gateway's from now on.
+func (g *Gateway) Open(ctx context.Context, d wire.Door, file *os.File) error {
+	h := &held{file: file, door: d}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g.mu.Lock()
+	old, peer := g.doors[d.Sandbox], g.peer
+	g.doors[d.Sandbox] = h
+	g.mu.Unlock()
+	if old != nil {
+		old.mu.Lock()
+		old.gone = true
+		old.file.Close()
+		old.mu.Unlock()
+	}
+	if peer == nil {
+		return nil // the next process gets it
+	}
+	return g.give(ctx, peer, h)
+}
+
+// give hands a door to a process. A process that ends meanwhile is not an
+// error: the next one gets it.
+func (g *Gateway) give(ctx context.Context, peer *wire.Peer, h *held) error {
+	if h.gone {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := peer.Call(ctx, wire.MethodOpen, h.door, h.file, nil)
+	if airlock.CodeOf(err) == airlock.Unavailable {
+		return nil
+	}
+	return err
+}
+
+// Set changes what a door may do.
+func (g *Gateway) Set(ctx context.Context, d wire.Door) error {
+	g.mu.Lock()
+	h, peer := g.doors[d.Sandbox], g.peer
+	g.mu.Unlock()
+	if h == nil {
+		return airlock.Errorf(airlock.NotFound, "the gateway has no door of %s", d.Sandbox)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.door = d
+	h.door.CloseFlows = false
+	if peer == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := peer.Call(ctx, wire.MethodSet, d, nil, nil); airlock.CodeOf(err) != airlock.Unavailable {
+		return err
+	}
+	return nil
+}
+
+// Drop ends the service of a door.
+func (g *Gateway) Drop(sandbox string) {
+	g.mu.Lock()
+	h, peer := g.doors[sandbox], g.peer
+	delete(g.doors, sandbox)
+	g.mu.Unlock()
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gone = true
+	h.file.Close()
+	if peer != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		defer cancel()
+		peer.Call(ctx, wire.MethodClose, wire.Name{Sandbox: sandbox}, nil, nil)
+	}
+}
+
+// handle answers the process.
+func (g *Gateway) handle(ctx context.Context, method string, body []byte, f *os.File) (any, error) {
+	if f != nil {
+		f.Close()
+		return nil, airlock.Errorf(airlock.Invalid, "the gateway sends no descriptors")
+	}
+	switch method {
+	case wire.MethodAdmit, wire.MethodCross:
+		var a wire.Attempt
+		if err := json.Unmarshal(body, &a); err != nil {
+			return nil, fmt.Errorf("read an attempt: %w", err)
+		}
+		if method == wire.MethodAdmit {
+			return g.cfg.Decider.Admit(ctx, a), nil
+		}
+		return g.cfg.Decider.Cross(ctx, a), nil
+	case wire.MethodEnd:
+		var e wire.End
+		if err := json.Unmarshal(body, &e); err != nil {
+			return nil, fmt.Errorf("read an end: %w", err)
+		}
+		g.cfg.Decider.End(e)
+		return nil, nil
+	}
+	return nil, airlock.Errorf(airlock.Unimplemented, "the server does not know %.40q", method)
+}

@@ -1,0 +1,99 @@
+// Package wire is what the server and its gateway say to each other: the
+// server hands over doors, the gateway asks for a decision on each crossing
+// and tells how it went.
+//
+// The two are processes of one installation, joined by a SEQPACKET socket. The
+// gateway reads what the world and sandboxes send, so the server bounds what
+// it takes from it. The package knows nothing of policies, of the audit log or
+// of any protocol of the world. Start reading at Attempt, Verdict and Peer.
+package wire
+
+import "net/netip"
+
+// Methods that the gateway serves.
+const (
+	MethodStart = "start" // Start, once and first
+	MethodOpen  = "open"  // Door, with its descriptor; in place of one before
+	MethodSet   = "set"   // Door, without: what it may do has changed
+	MethodClose = "close" // Name
+)
+
+// Methods that the server serves.
+const (
+	MethodAdmit = "admit" // Attempt → Verdict; records only what it denies
+	MethodCross = "cross" // Attempt → Verdict; recorded when it returns
+	MethodEnd   = "end"   // End, a note
+)
+
+// Start is what a gateway must know before anything else.
+type Start struct {
+	Roots       []byte         // certificates of authority that sandboxes trust, PEM; the first one signs
+	Key         []byte         // of the first, PKCS #8
+	Reachable   []netip.Prefix `json:",omitempty"` // ranges that count as public here
+	FlowsMost   int            `json:",omitempty"` // of one door
+	RequestsMin int            `json:",omitempty"` // requests per minute of one door
+}
+
+// Door is a sandbox's, and what the gateway must know of it.
+type Door struct {
+	Sandbox string
+	// CloseFlows says, with MethodSet, that what is open must be decided again.
+	CloseFlows bool `json:",omitempty"`
+}
+
+// Name names a door.
+type Name struct{ Sandbox string }
+
+// Attempt is one crossing that a sandbox tries: what the gateway knows of it.
+type Attempt struct {
+	Sandbox string
+	Action  string // as in policies: dns:resolve, net:connect, http:request, secret:use
+	Host    string // a name or an address, canonical
+	Port    uint16 `json:",omitempty"`
+	IP      string `json:",omitempty"` // that will be dialled
+	// Class is what kind of address it is, in package address' words.
+	Class    string `json:",omitempty"`
+	Type     string `json:",omitempty"` // of a DNS query
+	Protocol string `json:",omitempty"` // of net:connect: tcp, tls or udp
+	Scheme   string `json:",omitempty"` // of http:request, and what follows
+	Method   string `json:",omitempty"`
+	Path     string `json:",omitempty"` // decoded
+	Query    string `json:",omitempty"`
+	Upgrade  string `json:",omitempty"`
+	Body     *int64 `json:",omitempty"` // length, if it is known
+	Secret   string `json:",omitempty"` // of secret:use: its name, and where it goes
+	Location string `json:",omitempty"`
+	// Refused is why the gateway itself denied it: it is recorded, not decided.
+	Refused string `json:",omitempty"`
+}
+
+// Mode is how connections to a destination are to be treated.
+type Mode string
+
+// The modes.
+const (
+	Terminate   Mode = "terminate"   // HTTP and TLS only; each request is decided
+	Passthrough Mode = "passthrough" // TLS by its name, undecrypted
+	Any         Mode = "any"         // HTTP and TLS like Terminate, else bytes
+)
+
+// Verdict is the answer to an attempt. The zero Verdict denies.
+type Verdict struct {
+	Permit   bool
+	Event    uint64   // its number in the log, to be named in End
+	Mode     Mode     `json:",omitempty"` // of MethodAdmit
+	Inject   []string `json:",omitempty"` // secrets that a policy wants put in
+	Policies []string `json:",omitempty"` // that decided
+	Reason   string   `json:",omitempty"` // of a denial
+	Status   int      `json:",omitempty"` // of a denial, if it is not 403
+}
+
+// End is how a permitted crossing went.
+type End struct {
+	Sandbox  string
+	Event    uint64
+	Status   int    `json:",omitempty"` // of HTTP; 0 without an answer
+	BytesOut int64  `json:",omitempty"` // out of the sandbox
+	BytesIn  int64  `json:",omitempty"`
+	Error    string `json:",omitempty"` // what broke it off
+}
