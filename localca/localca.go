@@ -9,7 +9,6 @@
 package localca
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -21,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -30,6 +28,7 @@ import (
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/sealed"
 )
 
 const (
@@ -47,18 +46,10 @@ type CA struct {
 	cert   *x509.Certificate
 	key    *ecdsa.PrivateKey
 	now    func() time.Time
-	keep   Sealer
+	keep   sealed.Keeper
 
 	mu   sync.Mutex
 	leaf *tls.Certificate
-}
-
-// Sealer encrypts the authority's key with one that is kept elsewhere.
-type Sealer interface {
-	// Seal encrypts plaintext under a name; ad is bound to it.
-	Seal(ctx context.Context, name string, plaintext, ad []byte) ([]byte, error)
-	// Unseal is its inverse, and fails for anything that it did not seal.
-	Unseal(ctx context.Context, name string, sealed, ad []byte) ([]byte, error)
 }
 
 // The names of the files and of the key that seals one of them. Earlier
@@ -67,20 +58,18 @@ const (
 	certName  = "ca.pem"
 	keyName   = "ca-key.sealed"
 	clearName = "ca-key.pem"
-	halfFiles = ".new-"
 	sealName  = "tls"
-	sealedPEM = "AIRLOCK SEALED KEY"
 )
 
 // Open returns the authority for domain that dir has, or makes it there. One
 // for another domain, or one that is near its end, is replaced: then clients
 // have to be told again. A key that an earlier version left in clear is sealed,
 // and its file overwritten and removed.
-func Open(ctx context.Context, dir, domain string, keep Sealer) (*CA, error) {
+func Open(ctx context.Context, dir, domain string, keep sealed.Keeper) (*CA, error) {
 	return open(ctx, dir, domain, keep, time.Now)
 }
 
-func open(ctx context.Context, dir, domain string, keep Sealer, now func() time.Time) (*CA, error) {
+func open(ctx context.Context, dir, domain string, keep sealed.Keeper, now func() time.Time) (*CA, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of certificates: %w", err)
 	}
@@ -130,7 +119,7 @@ func (c *CA) sealClear(ctx context.Context, dir string) error {
 		}
 	}
 	// Halves of files, as a crash of an earlier version may have left them.
-	halves, err := filepath.Glob(filepath.Join(dir, halfFiles+"*"))
+	halves, err := filepath.Glob(filepath.Join(dir, sealed.Halves+"*"))
 	if err != nil {
 		return err
 	}
@@ -158,24 +147,16 @@ func shred(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return sealed.SyncDir(filepath.Dir(path))
 }
 
 // writeKey seals a key's DER. It is bound to what it is.
 func (c *CA) writeKey(ctx context.Context, path string, der []byte) error {
-	sealed, err := c.keep.Seal(ctx, sealName, der, []byte(keyName))
+	key, err := sealed.Key(ctx, c.keep, sealName, der, []byte(keyName))
 	if err != nil {
 		return err
 	}
-	return write(path, sealedPEM, sealed, 0o600)
+	return sealed.Replace(path, 0o600, key)
 }
 
 func (c *CA) load(ctx context.Context, keyFile string) error {
@@ -187,12 +168,12 @@ func (c *CA) load(ctx context.Context, keyFile string) error {
 	if err != nil {
 		return err
 	}
-	key, err := c.keep.Unseal(ctx, sealName, block(keyPEM, sealedPEM), []byte(keyName))
+	key, err := c.keep.Unseal(ctx, sealName, block(keyPEM, sealed.KeyBlock), []byte(keyName))
 	if err != nil {
 		return err
 	}
 	defer clear(key)
-	if c.cert, err = x509.ParseCertificate(block(certPEM, "CERTIFICATE")); err != nil {
+	if c.cert, err = x509.ParseCertificate(block(certPEM, sealed.CertificateBlock)); err != nil {
 		return err
 	}
 	if c.key, err = x509.ParseECPrivateKey(key); err != nil {
@@ -212,19 +193,13 @@ func block(text []byte, kind string) []byte {
 	return b.Bytes
 }
 
-func serial() *big.Int {
-	var b [16]byte
-	rand.Read(b[:]) // never fails
-	return new(big.Int).SetBytes(b[:])
-}
-
 func (c *CA) make(ctx context.Context, keyFile string) (err error) {
 	if c.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return err
 	}
 	begin := c.now()
 	template := &x509.Certificate{
-		SerialNumber: serial(),
+		SerialNumber: sealed.Serial(),
 		// The time tells several of them apart in a client's list.
 		Subject:   pkix.Name{CommonName: fmt.Sprintf("Airlock local CA for %s, %s", c.domain, begin.UTC().Format(time.DateTime))},
 		NotBefore: begin.Add(-backdate), NotAfter: begin.Add(caLife),
@@ -256,28 +231,7 @@ func (c *CA) make(ctx context.Context, keyFile string) (err error) {
 	if err := c.writeKey(ctx, keyFile, key); err != nil {
 		return err
 	}
-	return write(c.CertFile, "CERTIFICATE", der, 0o644)
-}
-
-// write replaces a file whole.
-func write(path, kind string, der []byte, mode fs.FileMode) error {
-	var text bytes.Buffer
-	if err := pem.Encode(&text, &pem.Block{Type: kind, Bytes: der}); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), halfFiles) // with mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(text.Bytes())
-	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
+	return sealed.Replace(c.CertFile, 0o644, &pem.Block{Type: sealed.CertificateBlock, Bytes: der})
 }
 
 // GetCertificate returns the server's certificate, for tls.Config. It is good
@@ -295,7 +249,7 @@ func (c *CA) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return nil, err
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial(),
+		SerialNumber: sealed.Serial(),
 		Subject:      pkix.Name{CommonName: c.domain},
 		NotBefore:    now.Add(-backdate), NotAfter: now.Add(leafLife),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},

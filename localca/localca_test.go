@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/sealed"
 )
 
 const domain = "box.localhost"
@@ -86,7 +87,7 @@ func TestConstraints(t *testing.T) {
 		t.Fatal(err)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: serial(), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"example.com"},
+		SerialNumber: sealed.Serial(), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"example.com"},
 	}, c.cert, key.Public(), c.key)
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +150,7 @@ func clearDir(t *testing.T) (dir string, cert, key []byte) {
 	if key, err = x509.MarshalECPrivateKey(c.key); err != nil {
 		t.Fatal(err)
 	}
-	if err := write(filepath.Join(dir, "ca-key.pem"), "EC PRIVATE KEY", key, 0o600); err != nil {
+	if err := sealed.Replace(filepath.Join(dir, "ca-key.pem"), 0o600, &pem.Block{Type: "EC PRIVATE KEY", Bytes: key}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(dir, "ca-key.sealed")); err != nil {
