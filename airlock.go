@@ -48,6 +48,8 @@ func (s Sandbox) PublicTraffic() bool {
 // after it follow, HostUsers of them: no real users of any host, so that the
 // host's own kernel denies them every file that is not open to all.
 const (
+	// GatewayUser is whom the gateway's process runs as, and its group.
+	GatewayUser  = HostUserBase - 1
 	HostUserBase = 0x70000000
 	HostUsers    = 65536
 )

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -78,11 +79,12 @@ type ServeOptions struct {
 	Policies        string // directory; "" is the built-in ones
 	Witnesses       string // file with a witness policy; "" is none
 	AuditPeriod     audit.Period
-	AuditBudget     uint64        // events of one sandbox; 0 is the default
-	AuditRetention  time.Duration // 0 keeps all
-	AuditRepair     bool          // go on after damage of the audit log
-	MaxMemoryMB     int           // MiB that all sandboxes together may use; 0 is what the host can spare
-	JSON            bool          // log as JSON lines
+	AuditBudget     uint64         // events of one sandbox; 0 is the default
+	AuditRetention  time.Duration  // 0 keeps all
+	AuditRepair     bool           // go on after damage of the audit log
+	PublicRanges    []netip.Prefix // that count as public
+	MaxMemoryMB     int            // MiB that all sandboxes together may use; 0 is what the host can spare
+	JSON            bool           // log as JSON lines
 }
 
 // RunOptions are those of a sandbox without a server, checked.

@@ -88,8 +88,24 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.StringVar(&retention, "audit-retention", "", "drop parts of the audit log that ended so long ago, such as 2200d (default: keep all)")
 	flags.Uint64Var(&o.AuditBudget, "audit-budget", audit.DefaultBudget, "events that one sandbox may cause; acts beyond are refused")
 	flags.BoolVar(&o.AuditRepair, "audit-repair", false, "go on although the audit log was found damaged; the trail tells of it")
+	flags.Var((*prefixes)(&o.PublicRanges), "public-range", "treat a `NETWORK` such as 203.0.113.0/24 as public although it is not; for machines that reach registries there; repeatable")
 	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
 	return cmd
+}
+
+// prefixes are a flag's networks.
+type prefixes []netip.Prefix
+
+func (p *prefixes) String() string { return "" }
+func (p *prefixes) Type() string   { return "network" }
+
+func (p *prefixes) Set(s string) error {
+	n, err := netip.ParsePrefix(s)
+	if err != nil || n != n.Masked() || n.Addr().Is4In6() {
+		return fmt.Errorf("%q is no network: give one as 203.0.113.0/24 or 2001:db8::/32", s)
+	}
+	*p = append(*p, n)
+	return nil
 }
 
 // domainName has two labels at least: TLS clients take no *.localhost.

@@ -67,14 +67,26 @@ type act struct {
 	meets          []policy.Kind
 }
 
-// event decides an act. The error says that it is denied.
-func (b *Boundary) event(a act) (e audit.Event, err error) {
+// asked is an act as policies see it.
+func (a act) asked() (policy.Facts, policy.Call) {
 	facts := policy.Facts{
 		Team: a.sandbox.Team, Caller: a.caller,
 		Sandbox: policy.Sandbox{ID: a.sandbox.ID, Template: a.sandbox.TemplateID, Metadata: a.sandbox.Metadata},
 	}
 	call := policy.Call{Principal: a.by, Action: a.action, Resource: a.on, Context: policy.Context{"time": time.Now().UTC().Format(time.RFC3339Nano)}}
 	maps.Copy(call.Context, a.context)
+	return facts, call
+}
+
+// decide decides an act that is not tried yet, and records nothing.
+func (b *Boundary) decide(a act) policy.Decision {
+	facts, call := a.asked()
+	return b.decision(a, facts, call)
+}
+
+// event decides an act. The error says that it is denied.
+func (b *Boundary) event(a act) (e audit.Event, err error) {
+	facts, call := a.asked()
 	d := b.decision(a, facts, call)
 	e = audit.Event{
 		Type: strings.Replace(a.action, ":", ".", 1), Team: a.sandbox.Team, Sandbox: a.sandbox.ID, Actor: actor(a),

@@ -210,9 +210,6 @@ func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
 	}
 	c.admission.adopt(sb.Team, sb.Limits)
 	c.watch(newLive(sb, request, box, mux))
-	if err := c.openDoor(ctx, box); err != nil {
-		c.cfg.Log.Error("open a sandbox's door; it has no network", "sandbox", sb.ID, "err", err)
-	}
 	return nil
 }
 

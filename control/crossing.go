@@ -28,8 +28,22 @@ type Gateway interface {
 }
 
 // Through makes all sandboxes have a network whose only end is g. It is called
-// before Recover.
-func (c *Sandboxes) Through(g Gateway) { c.gateway = g }
+// between Recover, which ends the gateway of the server before, and Create.
+func (c *Sandboxes) Through(ctx context.Context, g Gateway) {
+	c.gateway = g
+	c.mu.Lock()
+	all := slices.Collect(maps.Values(c.live))
+	c.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, l := range all {
+		wg.Go(func() {
+			if err := c.openDoor(ctx, l.box); err != nil {
+				c.cfg.Log.Error("open a sandbox's door; it has no network", "sandbox", l.box.ID(), "err", err)
+			}
+		})
+	}
+	wg.Wait()
+}
 
 // link is the device of every sandbox: all have the same addresses, since none
 // can meet another one.
@@ -171,7 +185,7 @@ func clipped(s string) string {
 
 // crossingMeets are the obligations that a crossing can meet; policies cannot
 // have others there.
-var crossingMeets = []policy.Kind{policy.KindHold, policy.KindInject}
+var crossingMeets = []policy.Kind{policy.KindHold, policy.KindInject, policy.KindPass}
 
 var gone = wire.Verdict{Reason: "the sandbox has ended"}
 
@@ -182,20 +196,20 @@ func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
 	if l == nil {
 		return gone
 	}
-	may := func(action, protocol, method, scheme string) bool {
+	decide := func(action, protocol, method, scheme string) policy.Decision {
 		ask := a
 		ask.Action, ask.Protocol, ask.Method, ask.Scheme, ask.Path = action, protocol, method, scheme, "/"
 		x := c.crossing(l, ask)
 		x.class, x.meets = a.Class, crossingMeets
-		_, denied := c.cfg.Boundary.event(x)
-		return denied == nil
+		return c.cfg.Boundary.decide(x)
 	}
+	passes := func(o policy.Obligation) bool { return o.Kind == policy.KindPass }
 	switch {
-	case may("net:connect", "tls", "", ""):
+	case slices.ContainsFunc(decide("net:connect", "tls", "", "").Obligations, passes):
 		return wire.Verdict{Permit: true, Mode: wire.Passthrough}
-	case may("net:connect", "tcp", "", ""):
+	case decide("net:connect", "tcp", "", "").Effect != policy.Deny:
 		return wire.Verdict{Permit: true, Mode: wire.Any}
-	case a.Port == 80 || a.Port == 443 || may("http:request", "", "GET", "http") || may("http:request", "", "GET", "https"):
+	case a.Port == 80 || a.Port == 443 || decide("http:request", "", "GET", "http").Effect != policy.Deny || decide("http:request", "", "GET", "https").Effect != policy.Deny:
 		return wire.Verdict{Permit: true, Mode: wire.Terminate}
 	}
 	a.Action, a.Protocol = "net:connect", "tcp"

@@ -145,7 +145,9 @@ func (d *door) Admit(ctx context.Context, host string, port uint16) (web.Mode, e
 	case wire.Passthrough:
 		return web.Passthrough, nil
 	case wire.Any:
-		return web.TCP, nil
+		if !webPort(port) {
+			return web.TCP, nil
+		}
 	}
 	return web.Terminate, nil
 }

@@ -15,7 +15,6 @@ import (
 	"crypto"
 	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -139,11 +138,7 @@ func (g *gateway) handle(method string, body []byte, f *os.File) (any, error) {
 }
 
 func (g *gateway) begin(s wire.Start) error {
-	block, _ := pem.Decode(s.Roots)
-	if block == nil {
-		return airlock.Errorf(airlock.Invalid, "the gateway was given no certificate of an authority")
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	cert, err := x509.ParseCertificate(s.Root)
 	if err != nil {
 		return fmt.Errorf("read the authority's certificate: %w", err)
 	}

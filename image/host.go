@@ -55,7 +55,7 @@ var etcOwn = map[string]string{
 	"nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
 	"host.conf":     "multi on\n",
 	"shells":        "/bin/sh\n/bin/bash\n",
-	"resolv.conf":   "",
+	"resolv.conf":   "nameserver 10.0.0.1\noptions timeout:2 attempts:2\n",
 	"environment":   "LC_CTYPE=C.UTF-8\n",
 	"profile": "if [ -z \"$AIRLOCK_PROFILE\" ]; then\n" +
 		"  export AIRLOCK_PROFILE=1 LC_CTYPE=\"${LC_CTYPE:-C.UTF-8}\"\n" +

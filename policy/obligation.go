@@ -15,6 +15,7 @@ var meeting = map[Kind][]string{
 	KindMask:   {"db:select", "db:insert", "db:update", "db:delete"}, // the others return no columns that are known before
 	KindLimit:  {"db:*"},
 	KindInject: {"http:request", "secret:use"},
+	KindPass:   {"net:connect"},
 	KindHold:   {"dns:*", "net:*", "http:*", "secret:*", "db:*", "app:run"}, // what goes on in a sandbox does not wait
 }
 
@@ -28,7 +29,7 @@ func (m *model) meets(kind Kind, action string) bool {
 // unmet returns for each kind of obligation of a policy that some of its
 // actions cannot meet what is wrong.
 func (m *model) unmet(p *policy) (all []unmetKind) {
-	for _, kind := range []Kind{KindHold, KindInject, KindLimit, KindMask} {
+	for _, kind := range []Kind{KindHold, KindInject, KindLimit, KindMask, KindPass} {
 		if !slices.ContainsFunc(p.obligations, func(o Obligation) bool { return o.Kind == kind }) {
 			continue
 		}

@@ -453,9 +453,9 @@ func (p *policy) annotate(key, value string) *mistake {
 	}
 	kind := Kind(key)
 	switch kind {
-	case KindMask, KindInject, KindLimit, KindHold:
+	case KindMask, KindInject, KindLimit, KindHold, KindPass:
 	default:
-		return &mistake{fmt.Sprintf("there is no annotation @%s", clipped(key)), "use @id, @reason, @mask, @inject, @limit and @hold"}
+		return &mistake{fmt.Sprintf("there is no annotation @%s", clipped(key)), "use @id, @reason, @mask, @inject, @limit, @passthrough and @hold"}
 	}
 	if !p.permits {
 		return &mistake{fmt.Sprintf("a forbid has no @%s", key), "put it on a permit: it says what must be done with a permitted act"}
@@ -466,6 +466,13 @@ func (p *policy) annotate(key, value string) *mistake {
 			return &mistake{fmt.Sprintf("@limit(%s) is no number of rows", shown(value)), `write @limit("100"), from 1 to 1000000000`}
 		}
 		p.obligations = append(p.obligations, Obligation{Kind: KindLimit, Limit: n})
+		return nil
+	}
+	if kind == KindPass {
+		if value != "" {
+			return &mistake{"@passthrough has no value", `write @passthrough("")`}
+		}
+		p.obligations = append(p.obligations, Obligation{Kind: KindPass})
 		return nil
 	}
 	form := map[Kind]struct {

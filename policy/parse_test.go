@@ -24,7 +24,7 @@ func TestParseRefuses(t *testing.T) {
 		{"no id", "permit (principal, action, resource);", []string{`1:1: the policy has no @id: write @id("what-it-is-for") before it: the audit trail names policies by their ids`}},
 		{"an id that is none", `@id("A b") permit (principal, action, resource);`, []string{`1:1: @id("A b") is no id: use 1 to 64 of a-z, 0-9, dot, _ and -, not beginning with a sign`}},
 		{"an id twice", head + "permit (principal, action, resource);\n" + head + "forbid (principal, action, resource);", []string{"3:1: policy a: line 1 has a policy of the same id: give each its own @id"}},
-		{"an unknown annotation", head + "@masks(\"a.b\") permit (principal, action, resource);", []string{"2:1: policy a: there is no annotation @masks: use @id, @reason, @mask, @inject, @limit and @hold"}},
+		{"an unknown annotation", head + "@masks(\"a.b\") permit (principal, action, resource);", []string{"2:1: policy a: there is no annotation @masks: use @id, @reason, @mask, @inject, @limit, @passthrough and @hold"}},
 		{"a mask that is none", head + "@mask(\"email\") permit (principal, action, resource);", []string{`2:1: policy a: @mask("email") is not understood: write @mask("table.column") or @mask("schema.table.column"); several with a comma between`}},
 		{"an empty mask", head + "@mask permit (principal, action, resource);", []string{`2:1: policy a: @mask("") is not understood: write @mask("table.column") or @mask("schema.table.column"); several with a comma between`}},
 		{"a secret that is none", head + "@inject(\"../key\") permit (principal, action, resource);", []string{`2:1: policy a: @inject("../key") is not understood: write @inject("name-of-the-secret"); several with a comma between`}},

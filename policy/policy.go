@@ -95,7 +95,7 @@ const (
 // that permit apply together.
 type Obligation struct {
 	Kind  Kind   `json:"kind"`
-	Value string `json:"value,omitempty"` // the column, the secret or the approvers; empty with KindLimit
+	Value string `json:"value,omitempty"` // the column, the secret or the approvers; empty with KindLimit and KindPass
 	Limit int64  `json:"limit,omitempty"` // rows, at least 1; only of KindLimit, the smallest of all
 }
 
@@ -108,6 +108,8 @@ const (
 	KindInject Kind = "inject" // put in a secret: its name
 	KindLimit  Kind = "limit"  // let at most so many rows through
 	KindHold   Kind = "hold"   // wait for one of these approvers
+	// KindPass leaves TLS undecrypted: what is in it nobody decides or records.
+	KindPass Kind = "passthrough"
 )
 
 // Decision is the answer to a call. It is recorded as it is.

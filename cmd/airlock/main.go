@@ -17,6 +17,7 @@ import (
 
 	"airlock.dev/airlock/cli"
 	"airlock.dev/airlock/doctor"
+	"airlock.dev/airlock/gateway"
 	"airlock.dev/airlock/isolation/gvisor"
 	"airlock.dev/airlock/keeper"
 )
@@ -25,6 +26,7 @@ import (
 const (
 	keeperName = "airlock-keeper" // the first process of the server's namespaces
 	serverName = "airlock-server" // its child
+	gatewayName = "airlock-gateway" // the server's child, of a user of its own
 	localName  = "airlock-local"  // `airlock run` without a server, in namespaces of its own
 )
 
@@ -47,6 +49,8 @@ func main() {
 			Version: version, Serve: serveInside, Stdout: stdout, Stderr: stderr,
 			Required: func(context.Context, string) []doctor.Finding { return nil }, // looked at before the keeper was started
 		}))
+	case gatewayName:
+		os.Exit(gateway.Main(slog.New(slog.NewTextHandler(os.Stderr, nil))))
 	case localName:
 		os.Exit(runLocal())
 	}

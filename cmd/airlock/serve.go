@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,9 @@ import (
 	"airlock.dev/airlock/cli"
 	"airlock.dev/airlock/cluster"
 	"airlock.dev/airlock/control"
+	"airlock.dev/airlock/gateway/process"
+	"airlock.dev/airlock/gateway/root"
+	"airlock.dev/airlock/gateway/wire"
 	"airlock.dev/airlock/image"
 	"airlock.dev/airlock/isolation/gvisor"
 	"airlock.dev/airlock/keeper"
@@ -184,6 +188,12 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err := sandboxes.Recover(ctx); err != nil {
 		return err
 	}
+	way, err := startGateway(ctx, o, keep, sandboxes, stderr, log)
+	if err != nil {
+		return err
+	}
+	defer way.Close()
+	sandboxes.Through(ctx, way)
 	socket := filepath.Join(o.DataDir, "airlock.sock")
 	tcp, err := listener(held, "listen/tcp", "tcp", o.Listen)
 	if err != nil {
@@ -251,6 +261,35 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		}
 	}
 	return group.Wait()
+}
+
+// startGateway starts the process that is every sandbox's way out.
+func startGateway(ctx context.Context, o cli.ServeOptions, keep *keystore.Keystore, decider process.Decider, stderr *os.File, log *slog.Logger) (*process.Gateway, error) {
+	authority, err := root.Open(ctx, filepath.Join(o.DataDir, "gateway"), keep)
+	if err != nil {
+		return nil, err
+	}
+	cert, signer := authority.Current()
+	key, err := x509.MarshalPKCS8PrivateKey(signer)
+	if err != nil {
+		return nil, fmt.Errorf("encode the gateway's key: %w", err)
+	}
+	return process.Start(ctx, process.Config{
+		Name: gatewayName, UID: airlock.GatewayUser, Env: gatewayEnv(), Stderr: stderr, Decider: decider, Log: log,
+		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges},
+	})
+}
+
+// gatewayEnv is what of the environment the gateway gets: how this machine
+// trusts and reaches the world, and no secret of somebody else.
+func gatewayEnv() []string {
+	var env []string
+	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR", "GODEBUG", "GOTRACEBACK", "TZ"} {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
 }
 
 // trailClose is how long the last checkpoint may take to be signed; without

@@ -27,8 +27,8 @@ const (
 
 // Start is what a gateway must know before anything else.
 type Start struct {
-	Roots       []byte         // certificates of authority that sandboxes trust, PEM; the first one signs
-	Key         []byte         // of the first, PKCS #8
+	Root        []byte         // certificate of the authority that sandboxes trust, DER
+	Key         []byte         // its key, PKCS #8
 	Reachable   []netip.Prefix `json:",omitempty"` // ranges that count as public here
 	FlowsMost   int            `json:",omitempty"` // of one door
 	RequestsMin int            `json:",omitempty"` // requests per minute of one door
