@@ -25,6 +25,8 @@ type Sandbox struct {
 	Network    Network           // what the client asked for; stored before it is enforced
 	Profile    string            // the policies it asked for beside; "" is the default
 
+	Creator Creator // whose create it was
+
 	// AccessToken opens the data plane of this sandbox only. It is shown to
 	// its owner and never to the sandbox.
 	AccessToken string
@@ -180,6 +182,14 @@ type Principal struct {
 	Team  string // the tenant whose resources are visible
 	Role  Role
 	KeyID string // public id of the key, or "local" for the operator's own socket
+	Name  string // the key's label; may be empty
+	Owner string // the person whose it is; may be empty
+}
+
+// Creator is who made a sandbox: they do not approve what it does.
+type Creator struct {
+	KeyID string `json:"keyID"`
+	Owner string `json:"owner,omitempty"`
 }
 
 // Subject is somebody whose personal details are sealed with a key of their own.

@@ -37,6 +37,8 @@ type Sandboxes interface {
 	LastMetric(ctx context.Context, p airlock.Principal, id string) (control.Metric, bool)
 	Logs(ctx context.Context, p airlock.Principal, id string) ([]control.Event, error)
 	Open(ctx context.Context, id string) (*control.Guest, error)
+	Approvals(p airlock.Principal) []control.Approval
+	Decide(ctx context.Context, p airlock.Principal, id string, permit bool, reason string) error
 	// FindToken returns the running sandbox whose access token matches.
 	FindToken(match func(token string) bool) (id string, found bool)
 }
@@ -44,7 +46,7 @@ type Sandboxes interface {
 // Keys is what the api asks of the API keys.
 type Keys interface {
 	Authenticate(ctx context.Context, secret string) (airlock.Principal, error)
-	Create(ctx context.Context, team string, role airlock.Role, name string) (string, keys.Key, error)
+	Create(ctx context.Context, team string, role airlock.Role, name, owner string) (string, keys.Key, error)
 	List(ctx context.Context, after string, limit int) ([]keys.Key, error)
 	Revoke(ctx context.Context, id string) error
 }
@@ -141,6 +143,8 @@ func (s *server) routes() []route {
 		{controlPlane, "GET", "/v1/audit/holds", auditor, s.auditHolds},
 		{controlPlane, "POST", "/v1/audit/holds", operator, s.auditHold},
 		{controlPlane, "DELETE", "/v1/audit/holds/{name}", operator, s.auditRelease},
+		{controlPlane, "GET", "/v1/approvals", approver, s.approvals},
+		{controlPlane, "POST", "/v1/approvals/{id}", approver, s.decide},
 		{controlPlane, "GET", "/v1/policies", operator, s.policiesInForce},
 		{controlPlane, "POST", "/v1/policies/reload", operator, s.reloadPolicies},
 

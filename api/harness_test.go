@@ -70,7 +70,7 @@ func newWorld(t *testing.T) *world {
 		team string
 		role airlock.Role
 	}{{&w.client, "red", airlock.Client}, {&w.other, "blue", airlock.Client}, {&w.operator, "red", airlock.Operator}, {&w.auditor, "red", airlock.Auditor}} {
-		if *c.to, _, err = k.Create(t.Context(), c.team, c.role, ""); err != nil {
+		if *c.to, _, err = k.Create(t.Context(), c.team, c.role, "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,9 +10,10 @@ import (
 
 func (s *server) createKey(w http.ResponseWriter, r *request) error {
 	var body struct {
-		Team string       `json:"team"`
-		Role airlock.Role `json:"role"`
-		Name string       `json:"name"`
+		Team  string       `json:"team"`
+		Role  airlock.Role `json:"role"`
+		Name  string       `json:"name"`
+		Owner string       `json:"owner"`
 	}
 	if err := readJSON(w, r, &body); err != nil {
 		return err
@@ -21,7 +22,7 @@ func (s *server) createKey(w http.ResponseWriter, r *request) error {
 	if err != nil {
 		return err
 	}
-	secret, key, err := s.Keys.Create(r.Context(), body.Team, body.Role, body.Name)
+	secret, key, err := s.Keys.Create(r.Context(), body.Team, body.Role, body.Name, body.Owner)
 	s.keyDone(r, receipt, body.Team, key.ID, err)
 	if err != nil {
 		return err

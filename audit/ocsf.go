@@ -53,6 +53,7 @@ var ocsfKinds = map[string]ocsfKind{
 
 	"app.propose": {ocsfEntity, 1, "Create"}, "app.approve": {ocsfEntity, 3, "Update"}, "app.revoke": {ocsfEntity, 4, "Delete"}, "app.run": {ocsfAPI, 1, "Create"}, "app.end": {ocsfAPI, 99, "Other"},
 
+	"approval.grant": {ocsfEntity, 3, "Update"}, "approval.deny": {ocsfEntity, 3, "Update"},
 	"key.create": {ocsfEntity, 1, "Create"}, "key.revoke": {ocsfEntity, 4, "Delete"}, "key.end": ocsfOther,
 	"policy.load": {ocsfEntity, 3, "Update"}, "audit.details": {ocsfEntity, 2, "Read"},
 	"log.open": {ocsfEntity, 1, "Create"}, "log.rotate": {ocsfEntity, 3, "Update"}, "log.close": ocsfOther, "log.boot": ocsfOther, "log.clock": ocsfOther, "log.gap": ocsfOther,

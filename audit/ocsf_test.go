@@ -32,6 +32,7 @@ var ocsf = map[string]string{
 	"db.select": "600501 Read", "db.update": "600502 Update", "db.connect": "600503 Connect", "db.call": "600504 Query", "db.insert": "600505 Write",
 	"db.delete": "600507 Delete", "db.define": "600599 Other", "db.end": "600599 Other",
 	"app.propose": "300401 Create", "app.approve": "300403 Update", "app.revoke": "300404 Delete", "app.run": "600301 Create", "app.end": "600399 Other",
+	"approval.grant": "300403 Update", "approval.deny": "300403 Update",
 	"key.create": "300401 Create", "key.revoke": "300404 Delete", "key.end": "300499 Other",
 	"policy.load": "300403 Update", "audit.details": "300402 Read",
 	"log.open": "300401 Create", "log.rotate": "300403 Update", "log.close": "300499 Other", "log.boot": "300499 Other", "log.clock": "300499 Other", "log.gap": "300499 Other",

@@ -45,7 +45,7 @@ A subject is team:NAME or its pseudonym.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.auditQuery(), a.auditTail(), a.auditShow(), a.auditProve(), a.auditVerify(), a.auditExport(), a.auditKeys(), a.auditStatus(), a.auditRotate(), a.auditDrop(), a.auditErase(), a.auditHold())
+	cmd.AddCommand(a.auditQuery(), a.auditCrossings(), a.auditTail(), a.auditShow(), a.auditProve(), a.auditVerify(), a.auditExport(), a.auditKeys(), a.auditStatus(), a.auditRotate(), a.auditDrop(), a.auditErase(), a.auditHold())
 	return cmd
 }
 

@@ -82,6 +82,7 @@ type ServeOptions struct {
 	AuditBudget     uint64         // events of one sandbox; 0 is the default
 	AuditRetention  time.Duration  // 0 keeps all
 	AuditRepair     bool           // go on after damage of the audit log
+	Hold            time.Duration  // how long a crossing waits for approval
 	PublicRanges    []netip.Prefix // that count as public
 	MaxMemoryMB     int            // MiB that all sandboxes together may use; 0 is what the host can spare
 	JSON            bool           // log as JSON lines
@@ -292,7 +293,7 @@ and no network, and is thrown away afterwards.
 	flags.StringVar(&a.dataDir, "data-dir", env("AIRLOCK_DATA_DIR", DefaultDataDir), "state of the server on this machine (AIRLOCK_DATA_DIR)")
 	flags.StringVar(&a.url, "url", os.Getenv("AIRLOCK_API_URL"), "server elsewhere (AIRLOCK_API_URL); default: the one of --data-dir, by its socket")
 	flags.StringVar(&a.key, "key", "", "API key (AIRLOCK_API_KEY)")
-	root.AddCommand(a.serve(), a.run(), a.sandbox(), a.keys(), a.keystore(), a.policies(), a.audit(), a.doctor(), a.version())
+	root.AddCommand(a.serve(), a.run(), a.sandbox(), a.keys(), a.approvals(), a.keystore(), a.policies(), a.audit(), a.doctor(), a.version())
 	for _, cmd := range allCommands(root) {
 		check := cmd.Args
 		if check == nil {

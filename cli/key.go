@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/client"
 )
 
 func (a *app) keys() *cobra.Command {
@@ -21,7 +22,7 @@ func (a *app) keys() *cobra.Command {
 			return cmd.Help()
 		},
 	}
-	var team, role, name string
+	var team, role, name, owner string
 	create := &cobra.Command{
 		Use:   "create",
 		Short: "Create a key and print its secret, which is not shown again",
@@ -31,7 +32,7 @@ other:
 
   client    runs sandboxes of its team
   operator  administers the installation
-  approver  approves; runs nothing
+  approver  approves what a policy with @hold("NAME") names by its team or name; runs nothing
   auditor   reads the trail; runs nothing`,
 		Example: `  export E2B_API_KEY=$(airlock key create --team research --name ci)`,
 		Args:    cobra.NoArgs,
@@ -44,7 +45,7 @@ other:
 			if err != nil {
 				return err
 			}
-			key, err := c.CreateKey(cmd.Context(), team, r, name)
+			key, err := c.CreateKey(cmd.Context(), client.KeyRequest{Team: team, Role: r, Name: name, Owner: owner})
 			if err != nil {
 				return err
 			}
@@ -53,7 +54,8 @@ other:
 	}
 	create.Flags().StringVar(&team, "team", "default", "the team whose sandboxes it opens")
 	create.Flags().StringVar(&role, "role", string(airlock.Client), "what it may do: client, operator, approver or auditor")
-	create.Flags().StringVar(&name, "name", "", "a label for you")
+	create.Flags().StringVar(&name, "name", "", "a label for you; policies that hold requests may name approvers by it")
+	create.Flags().StringVar(&owner, "owner", "", "the person whose key it is: nobody approves what their own sandboxes do")
 	list := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -77,9 +79,9 @@ other:
 				return nil
 			}
 			w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
-			fmt.Fprintln(w, "ID\tTEAM\tROLE\tCREATED\tNAME")
+			fmt.Fprintln(w, "ID\tTEAM\tROLE\tCREATED\tNAME\tOWNER")
 			for _, key := range keys {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", key.ID, key.Team, key.Role, key.CreatedAt.Format("2006-01-02 15:04"), printable(key.Name))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", key.ID, key.Team, key.Role, key.CreatedAt.Format("2006-01-02 15:04"), printable(key.Name), printable(key.Owner))
 			}
 			return w.Flush()
 		},

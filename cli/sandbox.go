@@ -387,10 +387,16 @@ func (c *writeCounter) Write(p []byte) (int, error) {
 }
 
 func (a *app) sandboxLogs() *cobra.Command {
-	return &cobra.Command{
-		Use:   "logs ID",
-		Short: "Show what happened to a sandbox: its create and each exec with its outcome",
-		Args:  cobra.ExactArgs(1),
+	var follow bool
+	cmd := &cobra.Command{
+		Use:     "logs ID",
+		Aliases: []string{"log"},
+		Short:   "Show what happened to a sandbox: its create, each exec, and what it tried outside",
+		Long: `Logs shows what happened to a sandbox that runs: its create, each exec with its
+outcome, and each request and connection that it tried, with what came of it and
+the policy that decided. Of the last 1000; the audit log has all
+(` + "`airlock audit crossings ID`" + `).`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := oneID(args); err != nil {
 				return err
@@ -399,7 +405,7 @@ func (a *app) sandboxLogs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.Logs(cmd.Context(), args[0], func(e client.LogEntry) error {
+			return c.Logs(cmd.Context(), args[0], follow, func(e client.LogEntry) error {
 				return a.print(e, func(w io.Writer) {
 					var fields []string
 					for k, v := range e.Fields {
@@ -412,6 +418,8 @@ func (a *app) sandboxLogs() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the sandbox ends")
+	return cmd
 }
 
 func (a *app) sandboxKill() *cobra.Command {

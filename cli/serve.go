@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -67,6 +68,9 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 			if o.AuditRetention, err = parseDays("--audit-retention", retention); err != nil {
 				return err
 			}
+			if o.Hold < time.Second || o.Hold > time.Hour {
+				return airlock.Invalidf("--approval-timeout", "give 1s to 1h", "--approval-timeout: %s is no time that a request can wait", o.Hold)
+			}
 			if o.Domain != "" && !domainName.MatchString(o.Domain) {
 				return airlock.Invalidf("--domain", "give a host name of two parts or more, such as airlock.localhost or sandbox.example.org; a port may follow", "--domain: %q is no host name for sandboxes", o.Domain)
 			}
@@ -89,6 +93,7 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.Uint64Var(&o.AuditBudget, "audit-budget", audit.DefaultBudget, "events that one sandbox may cause; acts beyond are refused")
 	flags.BoolVar(&o.AuditRepair, "audit-repair", false, "go on although the audit log was found damaged; the trail tells of it")
 	flags.Var((*prefixes)(&o.PublicRanges), "public-range", "treat a `NETWORK` such as 203.0.113.0/24 as public although it is not; for machines that reach registries there; repeatable")
+	flags.DurationVar(&o.Hold, "approval-timeout", 2*time.Minute, "how long what a policy holds waits for an approver; then it is denied")
 	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
 	return cmd
 }

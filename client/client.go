@@ -336,13 +336,17 @@ type LogEntry struct {
 
 const logPage = 1000
 
-// Logs calls each with the events of a sandbox, oldest first.
-func (c *Client) Logs(ctx context.Context, id string, each func(LogEntry) error) error {
+// followEvery is how often a log that is followed is asked for news.
+const followEvery = 300 * time.Millisecond
+
+// Logs calls each with the events of a sandbox, oldest first. With follow it
+// goes on with those that come, until ctx or the sandbox ends.
+func (c *Client) Logs(ctx context.Context, id string, follow bool, each func(LogEntry) error) error {
 	// The cursor is a time in milliseconds, and events may share one: those
 	// of the last millisecond are asked for again and skipped.
 	var cursor int64
 	seen := 0
-	for range maxPages {
+	for n := 0; follow || n < maxPages; n++ {
 		query := url.Values{"limit": {strconv.Itoa(logPage)}, "direction": {"forward"}}
 		if cursor > 0 {
 			query.Set("cursor", strconv.FormatInt(cursor, 10))
@@ -351,6 +355,9 @@ func (c *Client) Logs(ctx context.Context, id string, each func(LogEntry) error)
 			Logs []LogEntry `json:"logs"`
 		}
 		if _, err := c.call(ctx, http.MethodGet, "/v2/sandboxes/"+url.PathEscape(id)+"/logs", query, nil, &page); err != nil {
+			if follow && n > 0 && (ctx.Err() != nil || airlock.CodeOf(err) == airlock.NotFound) {
+				return nil
+			}
 			return err
 		}
 		fresh := page.Logs[min(seen, len(page.Logs)):]
@@ -360,7 +367,17 @@ func (c *Client) Logs(ctx context.Context, id string, each func(LogEntry) error)
 			}
 		}
 		if len(page.Logs) < logPage || len(fresh) == 0 {
-			return nil
+			if !follow {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(followEvery):
+			}
+		}
+		if len(page.Logs) == 0 {
+			continue
 		}
 		cursor = page.Logs[len(page.Logs)-1].Timestamp.UnixMilli()
 		seen = 0
@@ -377,13 +394,21 @@ type Key struct {
 	Team      string       `json:"team"`
 	Role      airlock.Role `json:"role"`
 	Name      string       `json:"name,omitempty"`
+	Owner     string       `json:"owner,omitempty"`
 	CreatedAt time.Time    `json:"createdAt"`
 	Secret    string       `json:"key,omitempty"` // only in the answer to its creation
 }
 
+// KeyRequest is what a new key is for.
+type KeyRequest struct {
+	Team  string       `json:"team"`
+	Role  airlock.Role `json:"role"`
+	Name  string       `json:"name,omitempty"`
+	Owner string       `json:"owner,omitempty"` // the person whose it is
+}
+
 // CreateKey makes a key; its Secret is not shown again.
-func (c *Client) CreateKey(ctx context.Context, team string, role airlock.Role, name string) (Key, error) {
-	body := map[string]string{"team": team, "role": string(role), "name": name}
+func (c *Client) CreateKey(ctx context.Context, body KeyRequest) (Key, error) {
 	var key Key
 	_, err := c.call(ctx, http.MethodPost, "/v1/keys", nil, body, &key)
 	return key, err

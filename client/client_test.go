@@ -493,7 +493,7 @@ func TestLogsPageByTime(t *testing.T) {
 	defer s.Close()
 	c, _ := New(Options{URL: s.URL})
 	next := 0
-	err := c.Logs(context.Background(), "i1", func(e LogEntry) error {
+	err := c.Logs(context.Background(), "i1", false, func(e LogEntry) error {
 		if e.Message != strconv.Itoa(next) {
 			return fmt.Errorf("event %s instead of %d", e.Message, next)
 		}

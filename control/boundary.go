@@ -264,23 +264,6 @@ func (b *Boundary) cross(ctx context.Context, a act) (audit.Receipt, ended, erro
 	return receipt, b.outcome(ctx, a, receipt.Seq()), nil
 }
 
-// crossing is cross for what a sandbox tries outside: its decision is returned
-// with it, and it may wait for a person.
-func (b *Boundary) crossing(ctx context.Context, a act) (audit.Receipt, ended, audit.Decision, error) {
-	if a.err != nil {
-		return audit.Receipt{}, nil, audit.Decision{}, a.err
-	}
-	e, denied := b.event(a)
-	receipt, err := b.Trail.Append(ctx, e)
-	if denied != nil {
-		return audit.Receipt{}, nil, e.Decision, denied
-	}
-	if err != nil {
-		return audit.Receipt{}, nil, e.Decision, err
-	}
-	return receipt, b.outcome(ctx, a, receipt.Seq()), e.Decision, nil
-}
-
 func (b *Boundary) outcome(ctx context.Context, a act, of uint64) ended {
 	family, _, _ := strings.Cut(a.action, ":")
 	typ := family + ".end"

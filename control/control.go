@@ -61,7 +61,8 @@ type Config struct {
 	Team   Capacity // of one team's
 	Log    *slog.Logger
 
-	Boundary Boundary // what every act passes
+	Boundary Boundary      // what every act passes
+	Hold     time.Duration // how long a crossing waits for approval; 0 is DefaultHold
 }
 
 // Sandboxes holds all sandboxes of this host. Open it with New, then Recover,
@@ -72,7 +73,8 @@ type Sandboxes struct {
 	epoch     uint64
 	once      once
 
-	gateway Gateway // nil: no sandbox has a network
+	approvals approvals
+	gateway   Gateway // nil: no sandbox has a network
 
 	mu     sync.Mutex
 	live   map[string]*live
@@ -109,6 +111,10 @@ type live struct {
 // server said to a guest is over.
 func New(ctx context.Context, cfg Config) (*Sandboxes, error) {
 	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), once: once{running: map[[2]string]chan struct{}{}}, live: map[string]*live{}, stopSampling: func() {}}
+	c.approvals = approvals{hold: cfg.Hold, all: map[string]*held{}}
+	if cfg.Hold == 0 {
+		c.approvals.hold = DefaultHold
+	}
 	err := cfg.Store.Update(ctx, func(tx cluster.Tx) error {
 		value, err := tx.Get("epoch")
 		if err != nil {
@@ -286,7 +292,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	sb := airlock.Sandbox{
 		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
-		Profile: req.Profile, CreateKey: req.Key, CreateDigest: digest,
+		Profile: req.Profile, Creator: airlock.Creator{KeyID: p.KeyID, Owner: p.Owner}, CreateKey: req.Key, CreateDigest: digest,
 	}
 	if !sb.PublicTraffic() {
 		sb.TrafficToken = rand.Text() + rand.Text()

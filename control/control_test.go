@@ -33,6 +33,7 @@ type host struct {
 	trail    control.Trail
 	log      *audit.Log
 	policies *policy.Policies
+	hold     time.Duration // that approvals are waited for
 	*control.Sandboxes
 }
 
@@ -67,7 +68,7 @@ func (h *host) restart() {
 	team.Sandboxes = 3
 	var err error
 	h.Sandboxes, err = control.New(h.t.Context(), control.Config{
-		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest"}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler),
+		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest"}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler), Hold: h.hold,
 		Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
 	})
 	if err == nil {

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -137,6 +139,26 @@ func (c *Sandboxes) Broken() {
 	}
 }
 
+// cross is Boundary.cross for what a sandbox tries outside: its decision is
+// returned with it, and it may wait for a person.
+func (c *Sandboxes) cross(ctx context.Context, a act) (audit.Receipt, ended, audit.Decision, error) {
+	if a.err != nil {
+		return audit.Receipt{}, nil, audit.Decision{}, a.err
+	}
+	e, denied := c.cfg.Boundary.event(a)
+	receipt, err := c.cfg.Boundary.Trail.Append(ctx, e)
+	if denied != nil {
+		err = denied
+	}
+	if err != nil {
+		return audit.Receipt{}, nil, e.Decision, err
+	}
+	if e.Decision.Effect == string(policy.Hold) {
+		return c.approve(ctx, a, e, receipt.Seq())
+	}
+	return receipt, c.cfg.Boundary.outcome(ctx, a, receipt.Seq()), e.Decision, nil
+}
+
 // crossing is an attempt as an act of its sandbox.
 func (c *Sandboxes) crossing(l *live, a wire.Attempt) act {
 	x := act{sandbox: l.get(), request: l.request, action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
@@ -225,7 +247,7 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 	}
 	x := c.crossing(l, a)
 	x.class, x.refused, x.meets = a.Class, a.Refused, crossingMeets
-	receipt, done, d, err := c.cfg.Boundary.crossing(ctx, x)
+	receipt, done, d, err := c.cross(ctx, x)
 	if err == nil {
 		err = receipt.Spend(a.Action, audit.Entity(x.on))
 	}
@@ -234,7 +256,7 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 		if airlock.CodeOf(err) != airlock.Denied {
 			v.Status = statusOf(err)
 		}
-		l.crossed(a, v)
+		l.crossed(a, "denied", map[string]string{"policy": strings.Join(d.Policies, " "), "reason": v.Reason})
 		return v
 	}
 	v := wire.Verdict{Permit: true, Event: receipt.Seq()}
@@ -244,7 +266,10 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 		}
 	}
 	if a.Action != "dns:resolve" { // that is over when it is answered
-		l.crossings.began(receipt.Seq(), done)
+		l.crossings.began(receipt.Seq(), func(o audit.Outcome) {
+			done(o)
+			l.crossed(a, o.Status, map[string]string{"policy": strings.Join(d.Policies, " "), "bytesOut": strconv.FormatInt(o.Counts["bytesOut"], 10), "bytesIn": strconv.FormatInt(o.Counts["bytesIn"], 10), "status": strconv.FormatInt(o.Counts["status"], 10), "code": o.Code})
+		})
 	}
 	return v
 }
@@ -271,7 +296,41 @@ func statusOf(err error) int {
 	return 503
 }
 
-// crossed tells the sandbox's own log, which its client reads, of a denial.
-func (l *live) crossed(a wire.Attempt, v wire.Verdict) {
-	l.log.add("warn", "crossing denied", map[string]string{"action": a.Action, "host": a.Host, "reason": v.Reason})
+// crossed tells the sandbox's own log, which its client follows, how one went.
+// Names that were looked up are told of only when they are denied.
+func (l *live) crossed(a wire.Attempt, how string, fields map[string]string) {
+	for name, value := range fields {
+		if value == "" || value == "0" && name != "bytesIn" && name != "bytesOut" {
+			delete(fields, name)
+		}
+	}
+	what := fmt.Sprintf("%s %s", strings.Replace(a.Action, ":", " ", 1), a.Host)
+	switch a.Action {
+	case "http:request":
+		what = fmt.Sprintf("%s %s://%s%s", a.Method, a.Scheme, authority(a), shortened(a.Path))
+	case "net:connect":
+		what = fmt.Sprintf("connect %s %s", a.Protocol, authority(a))
+	case "secret:use":
+		what = fmt.Sprintf("secret %s to %s %s%s", a.Secret, a.Method, authority(a), shortened(a.Path))
+	}
+	level := "info"
+	if how != "ok" {
+		level = "warn"
+	}
+	l.log.add(level, what+": "+how, fields)
+}
+
+func authority(a wire.Attempt) string {
+	if a.Scheme == "https" && a.Port == 443 || a.Scheme == "http" && a.Port == 80 {
+		return a.Host
+	}
+	return net.JoinHostPort(a.Host, strconv.Itoa(int(a.Port)))
+}
+
+// shortened keeps a path fit for a log of which hundreds are held in memory.
+func shortened(s string) string {
+	if len(s) > 200 {
+		return strings.ToValidUTF8(s[:200], "") + "…"
+	}
+	return s
 }

@@ -5,17 +5,18 @@ import (
 	"time"
 )
 
-// Event is one thing that happened to a sandbox through the API.
+// Event is one thing that happened to a sandbox through the API, or that it
+// tried outside.
 type Event struct {
 	Time    time.Time
-	Level   string // "info" or "error"
+	Level   string // "info", "warn" or "error"
 	Message string
 	Fields  map[string]string
 }
 
 // maxEvents bounds what is kept of one sandbox, in the server's memory and
 // for its life; the audit trail is what lasts.
-const maxEvents = 500
+const maxEvents = 1000
 
 type events struct {
 	mu  sync.Mutex

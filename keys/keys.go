@@ -27,7 +27,8 @@ type Key struct {
 	ID        string       `json:"id"` // the first 16 hex digits of the secret's hash
 	Team      string       `json:"team"`
 	Role      airlock.Role `json:"role"`
-	Name      string       `json:"name,omitempty"` // the operator's own label
+	Name      string       `json:"name,omitempty"`  // the operator's own label
+	Owner     string       `json:"owner,omitempty"` // the person whose it is, if it is one's
 	CreatedAt time.Time    `json:"createdAt"`
 }
 
@@ -51,8 +52,8 @@ type Keys struct{ store cluster.Store }
 func New(store cluster.Store) *Keys { return &Keys{store} }
 
 // Create makes a key in store; see Keys.Create.
-func Create(ctx context.Context, store cluster.Store, team string, role airlock.Role, name string) (secret string, key Key, err error) {
-	return New(store).Create(ctx, team, role, name)
+func Create(ctx context.Context, store cluster.Store, team string, role airlock.Role, name, owner string) (secret string, key Key, err error) {
+	return New(store).Create(ctx, team, role, name, owner)
 }
 
 var secretForm = regexp.MustCompile(`^e2b_[0-9a-f]{40}$`)
@@ -62,7 +63,7 @@ func Looks(s string) bool { return secretForm.MatchString(s) }
 
 // Create makes a key and returns its secret, which cannot be read again. The
 // secret has the form that E2B's SDKs accept: e2b_ and 40 hex digits.
-func (k *Keys) Create(ctx context.Context, team string, role airlock.Role, name string) (secret string, key Key, err error) {
+func (k *Keys) Create(ctx context.Context, team string, role airlock.Role, name, owner string) (secret string, key Key, err error) {
 	if !teamName.MatchString(team) {
 		return "", Key{}, airlock.Invalidf("team", "use 1 to 39 of a-z, 0-9 and -, not beginning with -", "%.60q is not a team name", team)
 	}
@@ -72,11 +73,14 @@ func (k *Keys) Create(ctx context.Context, team string, role airlock.Role, name 
 	if !validName(name) {
 		return "", Key{}, airlock.Invalidf("name", fmt.Sprintf("use at most %d printable characters", maxNameLen), "the key's name is not usable")
 	}
+	if !validName(owner) {
+		return "", Key{}, airlock.Invalidf("owner", fmt.Sprintf("use at most %d printable characters", maxNameLen), "the key's owner is not usable")
+	}
 	random := make([]byte, 20)
 	rand.Read(random) // never fails
 	secret = "e2b_" + hex.EncodeToString(random)
 	hash := hashOf(secret)
-	key = Key{ID: hash[:idLen], Team: team, Role: role, Name: name, CreatedAt: time.Now().UTC().Truncate(time.Second)}
+	key = Key{ID: hash[:idLen], Team: team, Role: role, Name: name, Owner: owner, CreatedAt: time.Now().UTC().Truncate(time.Second)}
 	value, err := json.Marshal(key)
 	if err != nil {
 		return "", Key{}, fmt.Errorf("encode key: %w", err)
@@ -129,7 +133,7 @@ func (k *Keys) Authenticate(ctx context.Context, secret string) (airlock.Princip
 	if err != nil {
 		return airlock.Principal{}, err
 	}
-	return airlock.Principal{Team: key.Team, Role: key.Role, KeyID: key.ID}, nil
+	return airlock.Principal{Team: key.Team, Role: key.Role, KeyID: key.ID, Name: key.Name, Owner: key.Owner}, nil
 }
 
 func decode(value []byte) (key Key, err error) {

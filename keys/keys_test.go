@@ -27,7 +27,7 @@ func open(t *testing.T) (*cluster.Bolt, *keys.Keys) {
 
 func TestLifeOfAKey(t *testing.T) {
 	store, k := open(t)
-	secret, key, err := keys.Create(t.Context(), store, "red", airlock.Client, "laptop")
+	secret, key, err := keys.Create(t.Context(), store, "red", airlock.Client, "laptop", "carol")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestLifeOfAKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(airlock.Principal{Team: "red", Role: airlock.Client, KeyID: key.ID}, p); diff != "" {
+	if diff := cmp.Diff(airlock.Principal{Team: "red", Role: airlock.Client, KeyID: key.ID, Name: "laptop", Owner: "carol"}, p); diff != "" {
 		t.Errorf("principal (-want +got):\n%s", diff)
 	}
 	list, err := k.List(t.Context(), "", 10)
@@ -61,7 +61,7 @@ func TestLifeOfAKey(t *testing.T) {
 
 func TestTheStoreHoldsNoSecret(t *testing.T) {
 	store, k := open(t)
-	secret, _, err := k.Create(t.Context(), "red", airlock.Auditor, "")
+	secret, _, err := k.Create(t.Context(), "red", airlock.Auditor, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestTheStoreHoldsNoSecret(t *testing.T) {
 
 func TestWrongSecrets(t *testing.T) {
 	_, k := open(t)
-	secret, key, err := k.Create(t.Context(), "red", airlock.Client, "")
+	secret, key, err := k.Create(t.Context(), "red", airlock.Client, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,13 +109,13 @@ func TestRefusals(t *testing.T) {
 		{"red", "client", "\xff", "name"},
 		{"red", "client", strings.Repeat("é", 101), "name"},
 	} {
-		_, _, err := k.Create(t.Context(), c.team, airlock.Role(c.role), c.name)
+		_, _, err := k.Create(t.Context(), c.team, airlock.Role(c.role), c.name, "")
 		if e, ok := err.(*airlock.Error); !ok || e.Code != airlock.Invalid || e.Field != c.field {
 			t.Errorf("create %q %q %q: %v, want an error of %s", c.team, c.role, c.name, err, c.field)
 		}
 	}
 	for _, team := range []string{"a", "0", "a-", strings.Repeat("a", 39)} {
-		if _, _, err := k.Create(t.Context(), team, airlock.Client, strings.Repeat("é", 100)); err != nil {
+		if _, _, err := k.Create(t.Context(), team, airlock.Client, strings.Repeat("é", 100), ""); err != nil {
 			t.Errorf("create for team %q: %v", team, err)
 		}
 	}
@@ -138,7 +138,7 @@ func TestListPages(t *testing.T) {
 	_, k := open(t)
 	want := map[string]bool{}
 	for i := range 25 {
-		_, key, err := k.Create(t.Context(), "red", airlock.Client, fmt.Sprint(i))
+		_, key, err := k.Create(t.Context(), "red", airlock.Client, fmt.Sprint(i), "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -275,7 +275,7 @@ func TestWhoReadsTheTrail(t *testing.T) {
 	}
 
 	// A key that is revoked follows no longer.
-	key, err := s.operator().CreateKey(t.Context(), "ours", airlock.Auditor, "leaves")
+	key, err := s.operator().CreateKey(t.Context(), client.KeyRequest{Team: "ours", Role: airlock.Auditor, Name: "leaves"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func TestWhoReadsTheTrail(t *testing.T) {
 			tick.Stop()
 			return
 		case <-tick.C:
-			if _, err := s.operator().CreateKey(t.Context(), "ours", airlock.Client, "news"); err != nil {
+			if _, err := s.operator().CreateKey(t.Context(), client.KeyRequest{Team: "ours", Role: airlock.Client, Name: "news"}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -267,7 +267,7 @@ func TestScriptsAreExecutable(t *testing.T) {
 // network, of databases, of apps, and of the states of sandboxes.
 var unused = []string{
 	"app:approve", "app:propose", "app:revoke", "app:run", "db:call", "db:connect", "db:define", "db:delete", "db:insert", "db:select", "db:update",
-	"dns:resolve", "http:request", "net:connect", "sandbox:fork", "sandbox:network", "sandbox:pause", "sandbox:resume", "sandbox:snapshot", "secret:use",
+	"sandbox:fork", "sandbox:network", "sandbox:pause", "sandbox:resume", "sandbox:snapshot",
 }
 
 // A policy on an action that nobody asks about would be without effect: each is

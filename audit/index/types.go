@@ -9,6 +9,7 @@ import (
 // the acts that its policies know.
 var types = []string{
 	"app.approve", "app.end", "app.propose", "app.revoke", "app.run",
+	"approval.deny", "approval.grant",
 	"audit.details",
 	"db.call", "db.connect", "db.define", "db.delete", "db.end", "db.insert", "db.select", "db.update",
 	"dns.end", "dns.resolve",

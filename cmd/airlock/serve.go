@@ -179,7 +179,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		return err
 	}
 	sandboxes, err := control.New(ctx, control.Config{
-		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log,
+		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log, Hold: o.Hold,
 		Boundary: control.Boundary{Policies: policies.Current, Trail: trail},
 	})
 	if err != nil {
