@@ -45,6 +45,12 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	if d.names, err = dns.NewNames(names4, names6, namesMost); err != nil {
 		return nil, err
 	}
+	for _, b := range w.Names {
+		d.names.Restore(b.Name, b.Place)
+	}
+	d.names.Bound = func(name string, place uint32) {
+		g.server.Note(wire.MethodBound, wire.Bound{Sandbox: d.sandbox, Binding: wire.Binding{Name: name, Place: place}})
+	}
 	d.dns = dns.New(dns.Config{Judge: d, Resolver: resolver{}, Names: d.names})
 	d.web, err = web.Open(web.Config{
 		Judge: d, Router: d, Authority: g.authority, Roots: g.upstream, Hold: d.names.Hold, Own: own,

@@ -21,6 +21,10 @@ import (
 // is open to, is forgotten. Its addresses mean nothing then, and are given
 // to another name only when all others of the network had their turn.
 type Names struct {
+	// Bound is told of each name that is given addresses, before they are used.
+	// It is set before anything else is called, and may stay nil.
+	Bound func(name string, place uint32)
+
 	v4, v6 netip.Prefix
 	places uint32 // addresses that can be given, each of them the same in both networks
 	most   int
@@ -92,9 +96,27 @@ func (n *Names) Bind(name string) (v4, v6 netip.Addr, err error) {
 		n.next = (n.next + 1) % n.places
 		b.elem = n.idle.PushFront(b)
 		n.byName[name], n.byTurn[b.place] = b, b
+		if n.Bound != nil {
+			n.Bound(name, b.place)
+		}
 	}
 	v4, v6 = n.addresses(b.place)
 	return v4, v6, nil
+}
+
+// Restore gives a name the addresses that Bound told of, at a door that takes
+// the place of one before: what a sandbox remembers of it stays true. What has
+// no room any more is left out.
+func (n *Names) Restore(name string, place uint32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if place >= n.places || n.byTurn[place] != nil || n.byName[name] != nil || len(n.byName) >= n.most {
+		return
+	}
+	b := &binding{name: name, place: place}
+	b.elem = n.idle.PushFront(b)
+	n.byName[name], n.byTurn[place] = b, b
+	n.next = (place + 1) % n.places
 }
 
 // Hold returns the name that an address is of, and keeps it so until release

@@ -179,3 +179,52 @@ func TestNamesAtTheSameTime(t *testing.T) {
 		t.Errorf("%d names, %d idle, %d places", len(n.byName), n.idle.Len(), len(n.byTurn))
 	}
 }
+
+// A door that takes the place of another one keeps what its sandbox remembers.
+func TestRestore(t *testing.T) {
+	v4, v6 := netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd00::/64")
+	before, err := NewNames(v4, v6, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type bound struct {
+		name  string
+		place uint32
+	}
+	var told []bound
+	before.Bound = func(name string, place uint32) { told = append(told, bound{name, place}) }
+	addresses := map[string]netip.Addr{}
+	for _, name := range []string{"a.example", "b.example", "a.example", "c.example"} {
+		a, _, err := before.Bind(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addresses[name] = a
+	}
+	if len(told) != 3 {
+		t.Fatalf("told of %v", told)
+	}
+	after, err := NewNames(v4, v6, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range told {
+		after.Restore(b.name, b.place)
+	}
+	after.Restore("late.example", told[0].place) // taken
+	after.Restore("far.example", 1<<31)          // there is no such place
+	for name, a := range addresses {
+		got, release, ok := after.Hold(a)
+		if !ok || got != name {
+			t.Errorf("%s is of %q, %v, want %s", a, got, ok, name)
+			continue
+		}
+		release()
+		if again, _, err := after.Bind(name); err != nil || again != a {
+			t.Errorf("%s has %s now, %v", name, again, err)
+		}
+	}
+	if a, _, err := after.Bind("new.example"); err != nil || a == addresses["a.example"] || a == addresses["b.example"] || a == addresses["c.example"] {
+		t.Errorf("a new name has %s, %v", a, err)
+	}
+}

@@ -59,10 +59,30 @@ type Gateway struct {
 
 // held is a door that the process has, or will have when it is there.
 type held struct {
-	mu   sync.Mutex // what is told of one door is told in order
-	file *os.File
-	door wire.Door
-	gone bool
+	mu    sync.Mutex // what is told of one door is told in order
+	file  *os.File
+	door  wire.Door
+	bytes int // of its names
+	gone  bool
+}
+
+// namesMost and namesBytes bound what is remembered of a door's names, so that
+// it fits in a message.
+const (
+	namesMost  = 1000
+	namesBytes = wire.MaxMessage / 2
+)
+
+// bound remembers that a sandbox was given addresses of a name.
+func (h *held) bound(b wire.Binding) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.door.Names = append(h.door.Names, b)
+	h.bytes += len(b.Name) + 32
+	for len(h.door.Names) > namesMost || h.bytes > namesBytes {
+		h.bytes -= len(h.door.Names[0].Name) + 32
+		h.door.Names = h.door.Names[1:]
+	}
 }
 
 // callTimeout is for what the process does at once.
@@ -269,8 +289,10 @@ func (g *Gateway) Set(ctx context.Context, d wire.Door) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	d.Names = nil // of the process, which tells of them
+	names := h.door.Names
 	h.door = d
-	h.door.CloseFlows = false
+	h.door.CloseFlows, h.door.Names = false, names
 	if peer == nil {
 		return nil
 	}
@@ -318,6 +340,18 @@ func (g *Gateway) handle(ctx context.Context, method string, body []byte, f *os.
 			return g.cfg.Decider.Admit(ctx, a), nil
 		}
 		return g.cfg.Decider.Cross(ctx, a), nil
+	case wire.MethodBound:
+		var b wire.Bound
+		if err := json.Unmarshal(body, &b); err != nil {
+			return nil, fmt.Errorf("read a binding: %w", err)
+		}
+		g.mu.Lock()
+		h := g.doors[b.Sandbox]
+		g.mu.Unlock()
+		if h != nil {
+			h.bound(b.Binding)
+		}
+		return nil, nil
 	case wire.MethodEnd:
 		var e wire.End
 		if err := json.Unmarshal(body, &e); err != nil {

@@ -23,6 +23,7 @@ const (
 	MethodAdmit = "admit" // Attempt → Verdict; records only what it denies
 	MethodCross = "cross" // Attempt → Verdict; recorded when it returns
 	MethodEnd   = "end"   // End, a note
+	MethodBound = "bound" // Bound, a note
 )
 
 // Start is what a gateway must know before anything else.
@@ -39,6 +40,20 @@ type Door struct {
 	Sandbox string
 	// CloseFlows says, with MethodSet, that what is open must be decided again.
 	CloseFlows bool `json:",omitempty"`
+	// Names are those that it was given addresses of, the oldest first.
+	Names []Binding `json:",omitempty"`
+}
+
+// Binding is a name that a sandbox was given addresses of.
+type Binding struct {
+	Name  string
+	Place uint32 // of the addresses, among all that there are
+}
+
+// Bound tells of one.
+type Bound struct {
+	Sandbox string
+	Binding
 }
 
 // Name names a door.
