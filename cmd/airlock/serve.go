@@ -142,7 +142,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase, image.Options{})
 	if err != nil {
 		return err
 	}
