@@ -67,7 +67,7 @@ func (h *host) restart() {
 	team.Sandboxes = 3
 	var err error
 	h.Sandboxes, err = control.New(h.t.Context(), control.Config{
-		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest", Env: map[string]string{"SSL_CERT_FILE": "/roots", "E2B_SANDBOX": "image"}}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler),
+		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest", Env: map[string]string{"SSL_CERT_FILE": "/roots"}}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler),
 		Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
 	})
 	if err == nil {
@@ -78,7 +78,7 @@ func (h *host) restart() {
 	}
 }
 
-// The image's variables are above the server's and below the client's.
+// The image's variables are there, below the client's.
 func TestEnvironment(t *testing.T) {
 	h := newHost(t)
 	req := want
@@ -94,7 +94,7 @@ func TestEnvironment(t *testing.T) {
 	}
 	for range 2 {
 		for _, tt := range []struct{ id, name, want string }{
-			{first.ID, "SSL_CERT_FILE", "/roots"}, {first.ID, "MINE", "1"}, {first.ID, "E2B_SANDBOX", "image"}, {first.ID, "E2B_SANDBOX_ID", first.ID},
+			{first.ID, "SSL_CERT_FILE", "/roots"}, {first.ID, "MINE", "1"}, {first.ID, "E2B_SANDBOX_ID", first.ID},
 			{second.ID, "SSL_CERT_FILE", "/mine"}, {second.ID, "MINE", ""},
 		} {
 			if got, _, err := h.run(tt.id, "env", time.Minute, tt.name); err != nil || got != tt.want+"\n" {
