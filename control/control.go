@@ -233,9 +233,8 @@ func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock
 		return nil, err
 	}
 	env := map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sb.ID, "E2B_TEMPLATE_ID": sb.TemplateID}
-	for k, v := range sb.Env {
-		env[k] = v
-	}
+	maps.Copy(env, c.cfg.Image.Env)
+	maps.Copy(env, sb.Env)
 	_, err = channel.Call[channel.HelloReply](ctx, mux, channel.MethodHello, channel.Hello{
 		SandboxID: sb.ID, Env: env, MemoryBytes: int64(sb.Limits.MemoryMB) << 20, Processes: sb.Limits.Processes, OpenFiles: sb.Limits.OpenFiles,
 	})

@@ -68,7 +68,7 @@ func (h *host) restart() {
 	team.Sandboxes = 3
 	var err error
 	h.Sandboxes, err = control.New(h.t.Context(), control.Config{
-		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest"}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler), Hold: h.hold,
+		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest", Env: map[string]string{"SSL_CERT_FILE": "/roots"}}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler), Hold: h.hold,
 		Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
 	})
 	if err == nil {
@@ -76,6 +76,33 @@ func (h *host) restart() {
 	}
 	if err != nil {
 		h.t.Fatal(err)
+	}
+}
+
+// The image's variables are there, below the client's.
+func TestEnvironment(t *testing.T) {
+	h := newHost(t)
+	req := want
+	req.Env = map[string]string{"MINE": "1"}
+	first, err := h.Create(t.Context(), alice, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Env = map[string]string{"SSL_CERT_FILE": "/mine"}
+	second, err := h.Create(t.Context(), alice, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for _, tt := range []struct{ id, name, want string }{
+			{first.ID, "SSL_CERT_FILE", "/roots"}, {first.ID, "MINE", "1"}, {first.ID, "E2B_SANDBOX_ID", first.ID},
+			{second.ID, "SSL_CERT_FILE", "/mine"}, {second.ID, "MINE", ""},
+		} {
+			if got, _, err := h.run(tt.id, "env", time.Minute, tt.name); err != nil || got != tt.want+"\n" {
+				t.Errorf("%s: %q, %v, want %q", tt.name, got, err, tt.want)
+			}
+		}
+		h.restart()
 	}
 }
 

@@ -645,10 +645,20 @@ func TestParseSudo(t *testing.T) {
 		}
 	}
 	root := account{name: "root", home: "/root", shell: "/bin/sh"}
-	env := sudoEnv(sudoArgs{env: []string{"A=b"}, command: []string{"ls", "-l"}}, []string{"TERM=vt100", "X=secret", "HOME=/home/user", "PATH=/evil"}, account{name: "user", uid: 1000, gid: 1001}, root)
-	want := []string{"A=b", "HOME=/root", "LOGNAME=root", "PATH=" + defaultPath, "SHELL=/bin/sh", "SUDO_COMMAND=ls -l", "SUDO_GID=1001", "SUDO_UID=1000", "SUDO_USER=user", "TERM=vt100", "USER=root"}
+	env := sudoEnv(sudoArgs{env: []string{"A=b"}, command: []string{"ls", "-l"}}, []string{"LC_CTYPE=C", "SSL_CERT_FILE=/roots", "PATH=/x"}, []string{"LC_CTYPE=C.UTF-8", "TERM=vt100", "X=secret", "HOME=/home/user", "PATH=/evil"}, account{name: "user", uid: 1000, gid: 1001}, root)
+	want := []string{"A=b", "HOME=/root", "LC_CTYPE=C.UTF-8", "LOGNAME=root", "PATH=" + defaultPath, "SHELL=/bin/sh", "SSL_CERT_FILE=/roots", "SUDO_COMMAND=ls -l", "SUDO_GID=1001", "SUDO_UID=1000", "SUDO_USER=user", "TERM=vt100", "USER=root"}
 	if !reflect.DeepEqual(env, want) {
 		t.Errorf("environment %q, want %q", env, want)
+	}
+	file := filepath.Join(t.TempDir(), "environment")
+	if err := os.WriteFile(file, []byte("A=b=c d\n\n# B=c\n=d\nE\nF=\nG=\x00\nH=last"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := etcEnvironment(file); !reflect.DeepEqual(got, []string{"A=b=c d", "F=", "H=last"}) {
+		t.Errorf("/etc/environment: %q", got)
+	}
+	if got := etcEnvironment(file + ".missing"); got != nil {
+		t.Errorf("no /etc/environment: %q", got)
 	}
 	if got := sudoCommand(sudoArgs{login: true, command: []string{"echo", "it's"}}, "", "/bin/sh"); !reflect.DeepEqual(got, []string{"/bin/sh", "-l", "-c", `'echo' 'it'\''s'`}) {
 		t.Errorf("login shell: %q", got)

@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -130,9 +131,38 @@ loop:
 	return s, len(s.command) > 0 || s.login || s.shell || s.nothing || s.list
 }
 
-// sudoEnv makes the environment of the command.
-func sudoEnv(s sudoArgs, old []string, caller, target account) []string {
+// maxEnvironment bounds /etc/environment.
+const maxEnvironment = 64 << 10
+
+// etcEnvironment reads the lines NAME=value of /etc/environment.
+func etcEnvironment(path string) []string {
+	f, err := os.OpenFile(path, os.O_RDONLY|nonblock, 0)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxEnvironment))
+	if err != nil {
+		return nil
+	}
+	var env []string
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSuffix(line, "\n")
+		if name, value, ok := strings.Cut(line, "="); ok && checkEnv(name, value) == nil && !strings.HasPrefix(name, "#") {
+			env = append(env, line)
+		}
+	}
+	return env
+}
+
+// sudoEnv makes the environment of the command. system is what every process
+// has that nothing else is said for.
+func sudoEnv(s sudoArgs, system, old []string, caller, target account) []string {
 	m := map[string]string{}
+	for _, v := range system {
+		name, value, _ := strings.Cut(v, "=")
+		m[name] = value
+	}
 	for _, v := range old {
 		name, value, _ := strings.Cut(v, "=")
 		if s.preserve || name == "TERM" || name == "LANG" || strings.HasPrefix(name, "LC_") || name == "TZ" ||
@@ -228,7 +258,7 @@ func Sudo() int {
 		target.gid = gid
 	}
 	command := sudoCommand(s, os.Getenv("SHELL"), target.shell)
-	env := sudoEnv(s, os.Environ(), caller, target)
+	env := sudoEnv(s, etcEnvironment("/etc/environment"), os.Environ(), caller, target)
 	groups := []int{target.gid}
 	for _, gid := range target.groups {
 		groups = append(groups, int(gid))

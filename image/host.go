@@ -7,24 +7,38 @@ package image
 
 import (
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"airlock.dev/airlock"
 )
 
 // Image is a root filesystem that is ready to be used.
 type Image struct {
-	ID     string // "host-" and a digest of what Airlock put into it
-	RootFS string // directory
-	Guest  string // path of the guest inside
+	ID      string            // "host-" and a digest of what Airlock put into it
+	RootFS  string            // directory
+	Guest   string            // path of the guest inside
+	TrustID string            // of the roots that its clients trust; "" is the machine's own
+	Env     map[string]string // variables of every process, below those that clients give
+}
+
+// Options are what an image has beside the machine's toolchain.
+type Options struct {
+	Trust Trust             // without certificates the machine's own roots are trusted
+	Env   map[string]string // variables of every process, in login shells and sudo too; printable values
 }
 
 // guestDir is where the guest and its helpers are inside. The guest's path
@@ -55,8 +69,9 @@ var etcOwn = map[string]string{
 	"nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
 	"host.conf":     "multi on\n",
 	"shells":        "/bin/sh\n/bin/bash\n",
-	"resolv.conf":   "nameserver 10.0.0.1\noptions timeout:2 attempts:2\n",
-	"environment":   "LC_CTYPE=C.UTF-8\n",
+	// The gateway's address. Options are those that every resolver knows or skips.
+	"resolv.conf": "nameserver 10.0.0.1\noptions timeout:2 attempts:2\n",
+	"environment": "LC_CTYPE=C.UTF-8\n",
 	"profile": "if [ -z \"$AIRLOCK_PROFILE\" ]; then\n" +
 		"  export AIRLOCK_PROFILE=1 LC_CTYPE=\"${LC_CTYPE:-C.UTF-8}\"\n" +
 		"  case \":$PATH:\" in *:" + guestDir + "/bin:*) ;; *) export PATH=\"" + guestDir + "/bin:${PATH:-/usr/local/bin:/usr/bin:/bin}\" ;; esac\n" +
@@ -65,18 +80,58 @@ var etcOwn = map[string]string{
 	"bash.bashrc": "",
 }
 
+// variable is what a name of Options.Env is like.
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// files returns etcOwn with the variables of an image in it.
+func (o Options) files() (map[string]string, error) {
+	var plain, shell strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(o.Env)) {
+		value := o.Env[name]
+		if !variable.MatchString(name) || strings.ContainsFunc(value, func(c rune) bool { return !unicode.IsPrint(c) }) {
+			return nil, airlock.Invalidf("env", "give names of letters, digits and _, and printable values", "the image cannot have the variable %q", name)
+		}
+		quoted := "'" + strings.ReplaceAll(value, "'", `'\''`) + "'"
+		fmt.Fprintf(&plain, "%s=%s\n", name, value)
+		fmt.Fprintf(&shell, "[ -n \"${%[1]s+x}\" ] || export %[1]s=%[2]s\n", name, quoted)
+	}
+	files := maps.Clone(etcOwn)
+	files["environment"] += plain.String()
+	files["profile"] = shell.String() + files["profile"]
+	return files, nil
+}
+
 // Host assembles the host image below dir, which must be on a filesystem
 // whose mounts end with the caller's mount namespace, and which all users can
 // reach. guest is the static guest binary; root inside is uidBase outside. An
-// image that is there already is used as it is.
-func Host(dir, guest string, uidBase int) (Image, error) {
+// image that is there already is used as it is; other options make another.
+func Host(dir, guest string, uidBase int, opts Options) (Image, error) {
+	roots, err := opts.Trust.certificates()
+	if err != nil {
+		return Image{}, err
+	}
+	opts.Env = maps.Clone(opts.Env)
+	if len(roots) > 0 {
+		if opts.Env == nil {
+			opts.Env = map[string]string{}
+		}
+		for name, value := range trustEnv {
+			opts.Env[name] = value
+		}
+	}
+	files, err := opts.files()
+	if err != nil {
+		return Image{}, err
+	}
 	binary, err := os.ReadFile(guest)
 	if err != nil {
 		return Image{}, fmt.Errorf("read the guest binary: %w", err)
 	}
-	sum := sha256.Sum256(binary)
-	id := "host-" + hex.EncodeToString(sum[:8])
-	img := Image{ID: id, RootFS: filepath.Join(dir, id), Guest: guestDir + "/guest"}
+	id := "host-" + digest(binary, files, roots)
+	img := Image{ID: id, RootFS: filepath.Join(dir, id), Guest: guestDir + "/guest", Env: opts.Env}
+	if len(roots) > 0 {
+		img.TrustID = opts.Trust.ID
+	}
 	if _, err := os.Stat(img.RootFS); err == nil {
 		return img, nil
 	}
@@ -85,7 +140,11 @@ func Host(dir, guest string, uidBase int) (Image, error) {
 		return Image{}, err
 	}
 	b := builder{root: temp, uid: uidBase}
-	b.host(binary)
+	if len(roots) > 0 {
+		b.skip = etcStores
+	}
+	b.host(binary, files)
+	b.trust(roots)
 	if b.err != nil {
 		discard(temp)
 		return Image{}, fmt.Errorf("assemble the host image: %w", b.err)
@@ -94,6 +153,24 @@ func Host(dir, guest string, uidBase int) (Image, error) {
 		return Image{}, fmt.Errorf("finish the host image: %w", err)
 	}
 	return img, nil
+}
+
+// digest names what Airlock puts into an image.
+func digest(guest []byte, files map[string]string, roots []*x509.Certificate) string {
+	h := sha256.New()
+	part := func(data []byte) { // no two lists of parts are the same bytes
+		sum := sha256.Sum256(data)
+		h.Write(sum[:])
+	}
+	part(guest)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		part([]byte(name))
+		part([]byte(files[name]))
+	}
+	for _, cert := range roots {
+		part(cert.Raw)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
 // discard removes a half-made image without ever walking into a bind mount.
@@ -122,9 +199,11 @@ func discard(root string) error {
 
 // builder makes a tree; after the first error it does nothing more.
 type builder struct {
-	root string
-	uid  int // of root inside
-	err  error
+	root    string
+	uid     int      // of root inside
+	skip    []string // is not copied
+	covered []string // files of /usr that others were laid over
+	err     error
 }
 
 func (b *builder) do(err error) {
@@ -161,7 +240,7 @@ func (b *builder) symlink(target, p string) {
 	b.do(os.Lchown(b.path(p), b.uid, b.uid))
 }
 
-func (b *builder) host(guest []byte) {
+func (b *builder) host(guest []byte, files map[string]string) {
 	b.mkdir("", 0o755, 0)
 	for _, d := range []string{"/usr", "/etc", "/home", "/var", "/var/lib", "/var/log", "/var/cache", "/opt", "/srv", "/mnt", "/media", "/run", "/proc", "/sys", "/dev", guestDir, guestDir + "/bin"} {
 		b.mkdir(d, 0o755, 0)
@@ -177,7 +256,7 @@ func (b *builder) host(guest []byte) {
 	if target := firstOf("/usr/bin/python3", "/usr/local/bin/python3"); target != "" {
 		b.symlink(target, guestDir+"/bin/python")
 	}
-	for name, text := range etcOwn {
+	for name, text := range files {
 		b.write("/etc/"+name, []byte(text), 0o644, 0)
 	}
 	b.symlink("/proc/self/mounts", "/etc/mtab")
@@ -199,7 +278,7 @@ func (b *builder) toolchain() {
 	if b.err != nil {
 		return
 	}
-	b.bind("/usr")
+	b.show("/usr")
 	links, err := filepath.Glob("/lib*")
 	b.do(err)
 	for _, p := range append(links, "/bin", "/sbin") {
@@ -213,7 +292,7 @@ func (b *builder) toolchain() {
 			b.symlink(target, p)
 		} else if info.IsDir() {
 			b.mkdir(p, 0o755, 0)
-			b.bind(p)
+			b.show(p)
 		}
 	}
 	// A sudo of the machine is owned by a user that does not exist inside.
@@ -224,11 +303,17 @@ func (b *builder) toolchain() {
 	}
 }
 
-func (b *builder) bind(p string) {
+// show shows a directory of the machine.
+func (b *builder) show(p string) { b.mount(p, p) }
+
+// bind shows a file or directory of the image in another place of it.
+func (b *builder) bind(from, p string) { b.mount(b.path(from), p) }
+
+func (b *builder) mount(from, p string) {
 	if b.err != nil {
 		return
 	}
-	if err := unix.Mount(p, b.path(p), "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(from, b.path(p), "", unix.MS_BIND, ""); err != nil {
 		b.do(fmt.Errorf("show %s: %w", p, err))
 		return
 	}
@@ -251,7 +336,7 @@ func (b *builder) etc() {
 const maxEtcFile = 16 << 20
 
 func (b *builder) copy(p string) {
-	if b.err != nil {
+	if b.err != nil || slices.Contains(b.skip, p) {
 		return
 	}
 	info, err := os.Lstat(p)

@@ -94,7 +94,7 @@ func local(ctx context.Context, o cli.RunOptions) (_ cli.Runner, err error) {
 	if err != nil {
 		return nil, err
 	}
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase, image.Options{})
 	if err != nil {
 		return nil, err
 	}

@@ -146,7 +146,11 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase)
+	authority, err := root.Open(ctx, filepath.Join(o.DataDir, "gateway"), keep)
+	if err != nil {
+		return err
+	}
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase, image.Options{Trust: image.Trust{PEM: authority.PEM(), ID: authority.ID()}})
 	if err != nil {
 		return err
 	}
@@ -188,7 +192,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err := sandboxes.Recover(ctx); err != nil {
 		return err
 	}
-	way, err := startGateway(ctx, o, keep, sandboxes, stderr, log)
+	way, err := startGateway(ctx, o, authority, sandboxes, stderr, log)
 	if err != nil {
 		return err
 	}
@@ -264,11 +268,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 }
 
 // startGateway starts the process that is every sandbox's way out.
-func startGateway(ctx context.Context, o cli.ServeOptions, keep *keystore.Keystore, decider process.Decider, stderr *os.File, log *slog.Logger) (*process.Gateway, error) {
-	authority, err := root.Open(ctx, filepath.Join(o.DataDir, "gateway"), keep)
-	if err != nil {
-		return nil, err
-	}
+func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root, decider process.Decider, stderr *os.File, log *slog.Logger) (*process.Gateway, error) {
 	cert, signer := authority.Current()
 	key, err := x509.MarshalPKCS8PrivateKey(signer)
 	if err != nil {

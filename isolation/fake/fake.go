@@ -259,12 +259,13 @@ func (s *sandbox) end(why airlock.Outcome) {
 }
 
 // guest speaks just enough of the protocol: hello, port.dial of port 7, which
-// echoes, and exec.start of the commands echo, exit, sleep and flood.
+// echoes, and exec.start of the commands echo, env NAME, exit, sleep and flood.
 type guest struct {
 	s *sandbox
 
-	mu   sync.Mutex
-	pids uint32
+	mu    sync.Mutex
+	pids  uint32
+	hello channel.Hello
 }
 
 func (g *guest) run() {
@@ -291,6 +292,13 @@ func (g *guest) run() {
 func (g *guest) handle(ctx context.Context, s *channel.Stream, method string, req []byte) error {
 	switch method {
 	case channel.MethodHello:
+		var hello channel.Hello
+		if err := json.Unmarshal(req, &hello); err != nil {
+			return err
+		}
+		g.mu.Lock()
+		g.hello = hello
+		g.mu.Unlock()
 		return channel.SendReply(ctx, s, channel.HelloReply{Version: "fake"})
 	case channel.MethodSignal:
 		return channel.SendReply(ctx, s, channel.Empty{})
@@ -310,6 +318,7 @@ func (g *guest) start(ctx context.Context, s *channel.Stream, req []byte) error 
 	g.mu.Lock()
 	g.pids++
 	pid := g.pids + 1
+	env := g.hello.Env
 	g.mu.Unlock()
 	if err := channel.SendJSON(ctx, s, channel.TagStarted, channel.Started{PID: pid}); err != nil {
 		return err
@@ -319,6 +328,10 @@ func (g *guest) start(ctx context.Context, s *channel.Stream, req []byte) error 
 	switch r.Cmd {
 	case "echo":
 		if err := s.Send(ctx, channel.TagStdout, []byte(arg+"\n")); err != nil {
+			return err
+		}
+	case "env":
+		if err := s.Send(ctx, channel.TagStdout, []byte(env[arg]+"\n")); err != nil {
 			return err
 		}
 	case "exit":

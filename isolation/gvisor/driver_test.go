@@ -140,7 +140,7 @@ func (h *holder) ids() []string {
 
 func TestConformance(t *testing.T) {
 	bin := os.Getenv("AIRLOCK_TEST_BIN")
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", airlock.HostUserBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", airlock.HostUserBase, image.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestConformance(t *testing.T) {
 // (gVisor moves stdio to 253 and on, and refuses to start where one is taken.)
 func TestNothingLeaks(t *testing.T) {
 	bin := os.Getenv("AIRLOCK_TEST_BIN")
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", airlock.HostUserBase)
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), bin+"/airlock-guest", airlock.HostUserBase, image.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
