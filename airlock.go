@@ -24,6 +24,7 @@ type Sandbox struct {
 	EndAt      time.Time         // when it is killed unless its timeout is changed
 	Network    Network           // what the client asked for; stored before it is enforced
 	Profile    string            // the policies it asked for beside; "" is the default
+	Policy     string            // and its own, in Cedar\'s language
 
 	Creator Creator // whose create it was
 

@@ -32,6 +32,7 @@ const (
 // runFlags are the flags of `airlock run`.
 type runFlags struct {
 	limitFlags
+	netFlags
 	code     string
 	language string
 	timeout  time.Duration
@@ -52,8 +53,10 @@ itself from there instead).
 The language is that of --language, else of the #! line, else of the file's
 extension: ` + languageNames() + `.
 
-Where a server runs (airlock serve, or --url), the sandbox is one of its; else
-this process makes it and needs to be root.
+Where a server runs (airlock serve, or --url), the sandbox is one of its, and
+reaches what --net asks for and the operator's policies allow; each attempt is
+recorded (airlock audit crossings). Else this process makes it, needs to be
+root, and gives it no network.
 
 With --json the output comes as lines {"type":"stdout","text":…} (or "base64",
 where it is no text) and ends with {"type":"end","exitCode":…,"outcome":…}.
@@ -61,6 +64,7 @@ where it is no text) and ends with {"type":"end","exitCode":…,"outcome":…}.
 ` + ExitCodes,
 		Example: `  airlock run hello.py
   airlock run -c 'console.log(process.argv[2])' --language node -- hello
+  airlock run --net packages -c 'pip install -q six && python3 -c "import six"' --language bash
   airlock run analysis.py --file sales.csv --file conf.json:etc/conf.json --memory 2GiB
   echo 'print(1)' | airlock run - --language python --timeout 10s`,
 		Annotations: map[string]string{runsPrograms: "yes"},
@@ -92,7 +96,8 @@ where it is no text) and ends with {"type":"end","exitCode":…,"outcome":…}.
 	flags.DurationVar(&f.timeout, "timeout", 5*time.Minute, "kill the program after this time")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE of a variable; may be repeated")
 	flags.StringArrayVar(&f.files, "file", nil, "LOCAL[:REMOTE] to copy into the sandbox; REMOTE is relative to "+home+"; may be repeated")
-	f.add(cmd)
+	f.limitFlags.add(cmd)
+	f.netFlags.add(cmd)
 	return cmd
 }
 
@@ -221,9 +226,16 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 	if err != nil {
 		return err
 	}
+	create := client.CreateRequest{Limits: limits, Timeout: min(f.timeout+lifeAfter, maxLife), Metadata: map[string]string{"airlock.run": "true"}}
+	if create.Profile, create.Policy, err = f.asks(); err != nil {
+		return err
+	}
 	c, err := a.connect()
 	if err != nil {
 		return err
+	}
+	if c == nil && f.net != "" && f.net != "offline" {
+		return airlock.Invalidf("--net", "start one with `airlock serve`, or leave --net out: without a server a program has no network", "--net %s needs a server, which decides and records what leaves", f.net)
 	}
 	enter := c == nil && a.EnterLocal != nil
 	var p program
@@ -242,7 +254,7 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 		}
 		return nil
 	}
-	runner, err := a.newRunner(ctx, c, limits, min(f.timeout+lifeAfter, maxLife))
+	runner, err := a.newRunner(ctx, c, create)
 	if err != nil {
 		return err
 	}
@@ -261,15 +273,15 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 }
 
 // newRunner makes the sandbox: on the server c, or in this process if c is nil.
-func (a *app) newRunner(ctx context.Context, c *client.Client, limits airlock.Limits, life time.Duration) (Runner, error) {
+func (a *app) newRunner(ctx context.Context, c *client.Client, req client.CreateRequest) (Runner, error) {
 	if c != nil {
-		s, err := c.Create(ctx, client.CreateRequest{Timeout: life, Limits: limits, Metadata: map[string]string{"airlock.run": "true"}})
+		s, err := c.Create(ctx, req)
 		if err != nil {
 			return nil, err // not s: a nil of its type is no nil Runner
 		}
 		return s, nil
 	}
-	runner, err := a.RunLocal(ctx, RunOptions{DataDir: a.dataDir, Limits: limits, Life: life})
+	runner, err := a.RunLocal(ctx, RunOptions{DataDir: a.dataDir, Limits: req.Limits, Life: req.Timeout})
 	if err != nil {
 		return nil, a.diagnose(ctx, err)
 	}

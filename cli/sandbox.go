@@ -42,7 +42,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 		vars     []string
 		metadata []string
 		template string
-		profile  string
+		net      netFlags
 	)
 	cmd := &cobra.Command{
 		Use:   "create",
@@ -59,7 +59,10 @@ func (a *app) sandboxCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			req := client.CreateRequest{Template: template, Timeout: timeout, Limits: l, Profile: profile}
+			req := client.CreateRequest{Template: template, Timeout: timeout, Limits: l}
+			if req.Profile, req.Policy, err = net.asks(); err != nil {
+				return err
+			}
 			if req.Env, err = pairs("--env", vars); err != nil {
 				return err
 			}
@@ -79,7 +82,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&template, "template", "base", "what it starts from")
-	flags.StringVar(&profile, "profile", "", "policies to ask for beside the team's, which can only narrow those: offline, packages or internet (default internet)")
+	net.add(cmd)
 	flags.DurationVar(&timeout, "timeout", 5*time.Minute, "kill it after this time")
 	flags.StringArrayVarP(&vars, "env", "e", nil, "NAME=VALUE of a variable of all its processes; may be repeated")
 	flags.StringArrayVar(&metadata, "metadata", nil, "NAME=VALUE of a label; may be repeated")

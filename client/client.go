@@ -233,6 +233,14 @@ type CreateRequest struct {
 	Env      map[string]string
 	Limits   airlock.Limits
 	Profile  string // policies that it asks for beside its team's: offline, packages or internet; "" is internet
+	Policy   string // of its own, in Cedar's language; then Profile "" is offline
+	Network  *Network
+}
+
+// Network is what a sandbox asks for of the network, in E2B's words.
+type Network struct {
+	AllowOut []string `json:"allowOut,omitempty"` // addresses, networks, names, *.names
+	DenyOut  []string `json:"denyOut,omitempty"`  // addresses and networks
 }
 
 // createBody is CreateRequest on the wire: E2B's fields and our limits.
@@ -243,6 +251,8 @@ type createBody struct {
 	Env        map[string]string `json:"envVars,omitempty"`
 	Limits     *wireLimits       `json:"limits,omitempty"`
 	Profile    string            `json:"profile,omitempty"`
+	Policy     string            `json:"policy,omitempty"`
+	Network    *Network          `json:"network,omitempty"`
 }
 
 // wireLimits is airlock.Limits without the fields that are not asked for.
@@ -259,7 +269,7 @@ func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.
 
 // Create starts a sandbox and returns when it takes commands.
 func (c *Client) Create(ctx context.Context, req CreateRequest) (*Sandbox, error) {
-	body := createBody{TemplateID: req.Template, Timeout: seconds(req.Timeout), Metadata: req.Metadata, Env: req.Env, Profile: req.Profile}
+	body := createBody{TemplateID: req.Template, Timeout: seconds(req.Timeout), Metadata: req.Metadata, Env: req.Env, Profile: req.Profile, Policy: req.Policy, Network: req.Network}
 	if body.TemplateID == "" {
 		body.TemplateID = "base"
 	}

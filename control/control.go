@@ -38,6 +38,7 @@ type CreateRequest struct {
 	Limits   airlock.Limits    // zero fields get the defaults
 	Network  airlock.Network
 	Profile  string // policies that the client asks for beside Network; "" is the default
+	Policy   string // of its own, in Cedar's language; "" is none
 	Key      string // a create with the key of a sandbox that runs returns that one; "" is none
 }
 
@@ -209,7 +210,7 @@ func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	request, err := policy.FromRequest(sb.Profile, sb.Network)
+	request, err := policy.FromRequest(sb.Profile, sb.Policy, sb.Network)
 	if err != nil {
 		mux.Close()
 		return err
@@ -284,14 +285,14 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 			return sb, err
 		}
 	}
-	request, err := policy.FromRequest(req.Profile, req.Network)
+	request, err := policy.FromRequest(req.Profile, req.Policy, req.Network)
 	if err != nil {
 		return airlock.Sandbox{}, err
 	}
 	sb := airlock.Sandbox{
 		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
-		Profile: req.Profile, Creator: airlock.Creator{KeyID: p.KeyID, Owner: p.Owner}, CreateKey: req.Key, CreateDigest: digest,
+		Profile: req.Profile, Policy: req.Policy, Creator: airlock.Creator{KeyID: p.KeyID, Owner: p.Owner}, CreateKey: req.Key, CreateDigest: digest,
 	}
 	if !sb.PublicTraffic() {
 		sb.TrafficToken = rand.Text() + rand.Text()
@@ -319,6 +320,9 @@ func creation(p airlock.Principal, sb airlock.Sandbox, request *policy.Set, time
 	a := act{sandbox: sb, request: request, action: "sandbox:create", on: policy.Entity{Type: "Team", ID: p.Team}}
 	a.caller, a.by = by(p)
 	profile := sb.Profile
+	if sb.Policy != "" && profile == "" {
+		profile = "offline"
+	}
 	if profile == "" {
 		profile = policy.DefaultProfile
 	}

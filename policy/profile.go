@@ -63,30 +63,67 @@ func ProfileText(name string) (string, error) {
 // maxNetworkEntries bounds each list of a Network.
 const maxNetworkEntries = 1000
 
+// maxRequest bounds a client's own policies, in bytes.
+const maxRequest = 64 << 10
+
 // FromRequest returns the policies of what a client asks for: a profile (empty
-// is DefaultProfile) and what its Network adds to that and takes away. As with
+// is DefaultProfile), policies of its own in Cedar's language (they may be
+// empty; if they are not, they are beside the profile offline unless another
+// one is named), and what its Network adds to that and takes away. As with
 // E2B, what allowOut names wins over denyOut, and no internet is the same as
 // denying every address. Names reach public addresses only; a private address
 // is named itself. Beside a ceiling all this can only narrow. The error is
 // Invalid and names the field.
-func FromRequest(profile string, n airlock.Network) (*Set, error) {
+func FromRequest(profile, text string, n airlock.Network) (*Set, error) {
+	if text != "" && profile == "" {
+		profile = "offline"
+	}
 	base, err := Profile(profile)
 	if err != nil {
 		return nil, err
+	}
+	if text != "" {
+		own, err := parseRequest(text)
+		if err != nil {
+			return nil, err
+		}
+		if base, err = join("request", base, own); err != nil {
+			return nil, airlock.Invalidf("policy", "give policies other ids than those of the profile", "policy: %s", err)
+		}
 	}
 	w := wishes{denyAll: n.AllowInternet != nil && !*n.AllowInternet}
 	if err := w.read(n); err != nil {
 		return nil, err
 	}
-	text := w.policies(n.AllowPublicTraffic != nil && !*n.AllowPublicTraffic)
-	if text == "" {
+	wanted := w.policies(n.AllowPublicTraffic != nil && !*n.AllowPublicTraffic)
+	if wanted == "" {
 		return base, nil
 	}
-	asked, err := Parse("request", []byte(text))
+	asked, err := Parse("request", []byte(wanted))
 	if err != nil {
 		return nil, fmt.Errorf("policies of a request's network: %w", err)
 	}
 	return join("request", base, asked)
+}
+
+// parseRequest reads a client's own policies. What would widen, or is for the
+// operator to say, is refused: TLS that nobody looks into, and secrets.
+func parseRequest(text string) (*Set, error) {
+	if len(text) > maxRequest {
+		return nil, airlock.Invalidf("policy", fmt.Sprintf("use at most %d bytes", maxRequest), "policy has %d bytes", len(text))
+	}
+	own, err := Parse("policy", []byte(text))
+	if err != nil {
+		return nil, airlock.Invalidf("policy", "check it with `airlock policy validate`", "%s", err)
+	}
+	for _, p := range own.policies {
+		for _, o := range p.obligations {
+			if o.Kind == KindPass || o.Kind == KindInject {
+				return nil, airlock.Invalidf("policy", "leave it out: it is for the operator's policies", "policy %s has @%s", p.id, o.Kind)
+			}
+		}
+	}
+	return own, nil
 }
 
 // wishes is a Network, understood.

@@ -24,10 +24,10 @@ import (
 
 // The names under which this binary runs itself again.
 const (
-	keeperName = "airlock-keeper" // the first process of the server's namespaces
-	serverName = "airlock-server" // its child
+	keeperName  = "airlock-keeper"  // the first process of the server's namespaces
+	serverName  = "airlock-server"  // its child
 	gatewayName = "airlock-gateway" // the server's child, of a user of its own
-	localName  = "airlock-local"  // `airlock run` without a server, in namespaces of its own
+	localName   = "airlock-local"   // `airlock run` without a server, in namespaces of its own
 )
 
 func main() {
