@@ -16,7 +16,7 @@ import (
 type netFlags struct{ net string }
 
 func (f *netFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.net, "net", "", "what it may reach, of what the team may: offline, packages (registries, to read), internet, or a `FILE.cedar` of policies (default internet)")
+	cmd.Flags().StringVar(&f.net, "net", "", "what it may reach, of what the team may: the `PROFILE` offline, packages (registries, to read) or internet, or a file NAME.cedar of policies (default internet)")
 }
 
 // maxNetPolicy bounds a file of policies; the server has the same bound.

@@ -223,8 +223,20 @@ func (d *door) Route(ctx context.Context, host string, port uint16) (web.Route, 
 			return web.Route{}, &web.Denied{Reason: fmt.Sprintf("%s stands for no name here any more", ip), Ask: "look the name up again"}
 		}
 		all = append(all, ip)
-	} else if all, err = d.dns.Lookup(ctx, host); err != nil {
-		return web.Route{}, err
+	} else {
+		// A name that the sandbox told us otherwise than by DNS, as to a proxy,
+		// would be a way out as well.
+		if !d.names.Known(host) {
+			if err := d.Judge(ctx, host, "A"); err != nil {
+				return web.Route{}, unresolved(err)
+			}
+			if _, _, err := d.names.Bind(host); err != nil {
+				return web.Route{}, err
+			}
+		}
+		if all, err = d.dns.Lookup(ctx, host); err != nil {
+			return web.Route{}, err
+		}
 	}
 	if len(all) == 0 {
 		return web.Route{}, airlock.Errorf(airlock.NotFound, "%s has no address", host)
@@ -239,6 +251,14 @@ func (d *door) Route(ctx context.Context, host string, port uint16) (web.Route, 
 		}
 	}
 	return web.Route{}, &web.Denied{Reason: fmt.Sprintf("%s is at a %s address, which no sandbox reaches", host, refused)}
+}
+
+// unresolved is a denial of a name, as an answer tells it.
+func unresolved(err error) error {
+	if e, ok := errors.AsType[*airlock.Error](err); ok && e.Code == airlock.Denied {
+		return &web.Denied{Reason: e.Message}
+	}
+	return err
 }
 
 // Connect implements web.Router.

