@@ -500,6 +500,8 @@ func TestUDPWaitsForItsDecision(t *testing.T) {
 			io.Copy(c, c)
 		}})
 		g := newGuest(t, end)
+		g.mustDial(t, to).Close() // the first one also finds its neighbours
+		eventually(t, "no flow", func() bool { return d.Stats().Flows == 0 })
 		c := g.dialUDP(t, to)
 		for _, text := range []string{"a", "b", "c", "d", "lost", "lost too"} {
 			io.WriteString(c, text)
