@@ -148,6 +148,8 @@ func (c *conn) abort() {
 		nc.SetLinger(0)
 	case *conn:
 		nc.abort()
+	case *tls.Conn:
+		connOf(nc).abort()
 	}
 	c.Close()
 }

@@ -186,6 +186,9 @@ func (d *Door) read(c *conn, r *http.Request) (req Request, denied *Denied) {
 	if c.refused != nil {
 		return req, c.refused
 	}
+	if r.Method == "PRI" {
+		return bad("this is HTTP/2 in clear, which is not carried: use HTTP/1.1, or HTTP/2 in TLS")
+	}
 	if !isMethod(r.Method) {
 		return bad("the method %.40q is not one in upper case", r.Method)
 	}
@@ -396,20 +399,29 @@ func (d *Door) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := d.upstream.Clone()
-	config.ServerName = t.route.Host
-	config.NextProtos = []string{"h2", "http/1.1"}
+	protocols := []string{"h2", "http/1.1"}
 	if t.req.Upgrade != "" {
-		config.NextProtos = []string{"http/1.1"} // only it has upgrades
+		protocols = []string{"http/1.1"} // only it has upgrades
 	}
-	secure := tls.Client(c, config)
-	ctx, cancel := context.WithTimeout(ctx, d.limits.Handshake)
-	defer cancel()
-	if err := secure.HandshakeContext(ctx); err != nil {
-		c.Close()
-		return nil, fmt.Errorf("TLS with %s: %w", authority("https", t.route.Host, t.route.Port), err)
+	secure, err := d.secured(ctx, c, protocols)
+	if err != nil {
+		return nil, err
 	}
 	return secure, nil
+}
+
+// secured begins TLS with upstream; c is closed with an error.
+func (d *Door) secured(ctx context.Context, c *conn, protocols []string) (*tls.Conn, error) {
+	config := d.upstream.Clone()
+	config.ServerName, config.NextProtos = c.at.host, protocols
+	t := tls.Client(c, config)
+	ctx, cancel := context.WithTimeout(ctx, d.limits.Handshake)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("TLS with %s: %w", authority("https", c.at.host, c.at.port), err)
+	}
+	return t, nil
 }
 
 // rewrite makes the request that goes upstream of what was decided.
@@ -570,7 +582,7 @@ func (d *Door) connect(w http.ResponseWriter, r *http.Request, c *conn) {
 	}
 	at, release := d.hold(place{host: host, port: port, literal: isAddress(host)})
 	defer release()
-	mode, err := d.cfg.Judge.Admit(c.ctx, at.host, at.port)
+	mode, err := d.admit(c.ctx, at)
 	if err != nil {
 		deny(w, r, undecided(err))
 		return

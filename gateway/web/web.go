@@ -43,6 +43,15 @@ const (
 	Passthrough
 	// TCP decides a connection by its destination and passes its bytes on.
 	TCP
+	// Any is for destinations to which raw bytes are permitted besides requests.
+	// Ports 80 and 443, and what begins like HTTP or TLS, are treated as with
+	// Terminate; everything else is as with TCP, also a client that says nothing
+	// for Limits.Guess, as is usual where servers speak first (SSH, SMTP, MySQL).
+	// What is said in TLS and is not HTTP goes on in TLS of our own, decided as
+	// a whole with the scheme "tls"; upstream sees no certificate of the client.
+	// Whoever wants to can have requests taken for raw bytes: a Judge that
+	// answers Any has to permit both.
+	Any
 )
 
 // Judge decides what may cross and records it. Its methods are called from
@@ -64,7 +73,7 @@ type Judge interface {
 
 // Request is what a decision is about.
 type Request struct {
-	Scheme  string // "http", "https"; "tls" passed through, "tcp" for raw bytes
+	Scheme  string // "http", "https"; "tls" for other bytes in TLS, "tcp" for raw ones
 	Method  string // upper case; "CONNECT" for tls and tcp
 	Host    string // name or address in canonical form
 	Port    uint16
@@ -127,6 +136,7 @@ type Limits struct {
 	HalfClosed        time.Duration // until upstream answers a client that may be gone; 1 min
 	Idle              time.Duration // without a byte either way; 15 min
 	KeepAlive         time.Duration // between requests; 2 min
+	Guess             time.Duration // for a client to begin with HTTP or TLS, where it need not; 250 ms
 }
 
 func (l Limits) filled() Limits {
@@ -141,6 +151,7 @@ func (l Limits) filled() Limits {
 	fill(&l.HalfClosed, time.Minute)
 	fill(&l.Idle, 15*time.Minute)
 	fill(&l.KeepAlive, 2*time.Minute)
+	fill(&l.Guess, 250*time.Millisecond)
 	return l
 }
 
@@ -310,7 +321,7 @@ func (d *Door) Serve(ctx context.Context, f Flow) {
 	}
 	at, release := d.hold(place{host: to.Addr().String(), port: to.Port(), literal: true})
 	defer release()
-	mode, err := d.cfg.Judge.Admit(ctx, at.host, at.port)
+	mode, err := d.admit(ctx, at)
 	if err != nil {
 		f.Refuse()
 		return
@@ -335,6 +346,15 @@ func (d *Door) Serve(ctx context.Context, f Flow) {
 	}
 }
 
+// admit asks the Judge how to treat connections to a place.
+func (d *Door) admit(ctx context.Context, at place) (Mode, error) {
+	mode, err := d.cfg.Judge.Admit(ctx, at.host, at.port)
+	if mode == Any && (at.port == 80 || at.port == 443) {
+		mode = Terminate
+	}
+	return mode, err
+}
+
 func (d *Door) accept(ctx context.Context, f Flow, at place) *conn {
 	nc, err := f.Accept()
 	if err != nil {
@@ -343,8 +363,22 @@ func (d *Door) accept(ctx context.Context, f Flow, at place) *conn {
 	return d.newConn(ctx, nc, at)
 }
 
-// sniff serves an accepted connection by what its first byte is.
+// sniff serves an accepted connection by what its first bytes are.
 func (d *Door) sniff(c *conn, mode Mode) {
+	if mode == Any {
+		switch kind, err := d.guess(c); {
+		case err != nil:
+			c.Close()
+		case kind == beginsHello:
+			c.Conn.SetReadDeadline(time.Now().Add(d.limits.Handshake))
+			d.secure(c, mode)
+		case kind == beginsRequest:
+			d.http(c, c)
+		default:
+			d.raw(c)
+		}
+		return
+	}
 	c.Conn.SetReadDeadline(time.Now().Add(d.limits.Handshake))
 	first := make([]byte, 1) // many wait here, with no more than that
 	if n, _ := c.Read(first); n == 0 {
