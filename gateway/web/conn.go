@@ -50,7 +50,7 @@ type conn struct {
 
 	mu     sync.Mutex
 	at     place
-	route  Route
+	routes []Route
 	routed time.Time // when, which is not for ever
 }
 
@@ -141,15 +141,17 @@ func (c *conn) CloseWrite() error {
 
 // abort resets the connection.
 func (c *conn) abort() {
-	switch nc := c.Conn.(type) {
+	nc := c.Conn
+	if t, ok := nc.(*tls.Conn); ok {
+		nc = t.NetConn()
+	}
+	switch nc := nc.(type) {
 	case interface{ Abort() }:
 		nc.Abort()
 	case *net.TCPConn:
 		nc.SetLinger(0)
 	case *conn:
 		nc.abort()
-	case *tls.Conn:
-		connOf(nc).abort()
 	}
 	c.Close()
 }

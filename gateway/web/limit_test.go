@@ -325,16 +325,16 @@ func TestUpstreamConnections(t *testing.T) {
 		raw(t, moved.tlsTo(a, 443, "one.test"), "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
 	}
 	want(t, "log", lines(moved.took()...), lines("GET https://one.test:443/ 203.0.113.1", "GET https://one.test:443/ 203.0.113.2"))
-	want(t, "connections", fmt.Sprint(moved.connects), "[{one.test 443 203.0.113.1} {one.test 443 203.0.113.2}]")
+	want(t, "connections", fmt.Sprint(moved.connects), "[{https one.test 443 203.0.113.1 } {https one.test 443 203.0.113.2 }]")
 }
 
 // router answers another address each time.
 type router struct{ *world }
 
-func (r router) Route(ctx context.Context, host string, port uint16) (Route, error) {
+func (r router) Routes(context.Context, string, string, uint16) ([]Route, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return Route{IP: netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + len(r.connects))})}, nil
+	return []Route{{IP: netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + len(r.connects))})}}, nil
 }
 
 func TestWrap(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,9 @@ import (
 // routeLife is how long a connection keeps to the address that was picked for
 // it. Then it is resolved and classified again.
 const routeLife = time.Minute
+
+// routesMost is how many ways to a host are tried.
+const routesMost = 3
 
 var (
 	errBodyTooLarge   = errors.New("the request's body is larger than this sandbox may send")
@@ -31,8 +35,11 @@ type target struct {
 	req   Request
 	route Route
 	out   http.Header // of the answer to the sandbox
+	body  *meter      // of the request; nil if there is none
+	last  bool        // there is no other way to go
 
-	answered atomic.Bool // upstream began to answer
+	answered *atomic.Bool // upstream began to answer
+	again    bool         // it was not connected to, and the next route is to be tried
 }
 
 type targetKey struct{}
@@ -92,7 +99,6 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	t := &target{out: w.Header()}
 	ctx := r.Context()
 	half := r.ProtoMajor == 1 && !c.secure
 	if half {
@@ -101,6 +107,7 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(c.ctx, func() { cancel(errGone) })()
+	var answered atomic.Bool
 	if half {
 		// A client that has said all it has to say may still read. Whether it
 		// does is known when it is written to, which must come soon.
@@ -108,14 +115,15 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			select {
 			case <-ctx.Done():
 			case <-time.After(d.limits.HalfClosed):
-				if !t.answered.Load() {
+				if !answered.Load() {
 					cancel(errGone)
 				}
 			}
 		})()
 	}
+	r = r.WithContext(ctx)
 
-	route, err := d.route(ctx, c, place{host: req.Host, port: req.Port})
+	routes, err := d.routes(ctx, c, req.Scheme, place{host: req.Host, port: req.Port})
 	if err != nil {
 		if denied, ok := errors.AsType[*Denied](err); ok {
 			d.cfg.Judge.Refused(ctx, req, denied)
@@ -125,14 +133,27 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		failed(w, r, err)
 		return
 	}
-	req.IP = route.IP
-	permit, err := d.cfg.Judge.Cross(ctx, req)
-	if err != nil {
-		deny(w, r, undecided(err))
-		return
+	for i, route := range routes {
+		req.IP, req.Class = route.IP, route.Class
+		permit, err := d.cfg.Judge.Cross(ctx, req)
+		if err != nil {
+			deny(w, r, undecided(err))
+			return
+		}
+		t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header(), answered: &answered, last: i == len(routes)-1}
+		stalled := func() {
+			cancel(errStalled)
+			rc.SetReadDeadline(time.Unix(1, 0))
+		}
+		if d.attempt(w, r, t, stalled); !t.again {
+			return
+		}
+		c.failed(route)
 	}
+}
 
-	t.crossing, t.req, t.route = newCrossing(permit), req, route
+// attempt passes a request on that was permitted.
+func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stalled func()) {
 	defer func() {
 		p := recover()
 		if p != nil {
@@ -143,13 +164,11 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(p) // it is http.ErrAbortHandler, for the server
 		}
 	}()
-	t.watch(d.limits.Idle, func() {
-		cancel(errStalled)
-		rc.SetReadDeadline(time.Unix(1, 0))
-	})
-	r = r.WithContext(context.WithValue(ctx, targetKey{}, t))
+	t.watch(d.limits.Idle, stalled)
+	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, t))
 	if r.Body != http.NoBody {
-		r.Body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
+		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
+		r.Body = t.body
 	}
 	d.proxy.ServeHTTP(w, r)
 }
@@ -304,57 +323,78 @@ func upgrade(r *http.Request) string {
 	return protocol
 }
 
-// route is where requests of a connection go, for a while.
-func (d *Door) route(ctx context.Context, c *conn, to place) (Route, error) {
+// routes are where requests of a connection go, for a while.
+func (d *Door) routes(ctx context.Context, c *conn, scheme string, to place) ([]Route, error) {
 	c.mu.Lock()
-	route, routed := c.route, c.routed
+	routes, routed := c.routes, c.routed
 	c.mu.Unlock()
-	if route.Host == to.host && route.Port == to.port && time.Since(routed) < routeLife {
-		return route, nil
+	if len(routes) > 0 && routes[0].Host == to.host && routes[0].Port == to.port && time.Since(routed) < routeLife {
+		return routes, nil
 	}
-	route, err := d.pick(ctx, to)
+	routes, err := d.pick(ctx, scheme, to)
 	if err == nil {
 		c.mu.Lock()
-		c.route, c.routed = route, time.Now()
+		c.routes, c.routed = routes, time.Now()
 		c.mu.Unlock()
 	}
-	return route, err
+	return routes, err
 }
 
-func (d *Door) pick(ctx context.Context, to place) (Route, error) {
+// failed has the requests that follow try other routes first.
+func (c *conn) failed(r Route) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.Index(c.routes, r); i >= 0 {
+		c.routes = append(slices.Concat(c.routes[:i], c.routes[i+1:]), r)
+	}
+}
+
+func (d *Door) pick(ctx context.Context, scheme string, to place) ([]Route, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.limits.Handshake)
 	defer cancel()
-	route, err := d.cfg.Router.Route(ctx, to.host, to.port)
-	if err != nil {
-		return Route{}, fmt.Errorf("find the address of %s: %w", to.host, err)
+	routes, err := d.cfg.Router.Routes(ctx, scheme, to.host, to.port)
+	if err == nil && len(routes) == 0 {
+		err = errors.New("it has none")
 	}
-	// What is decided on and what is dialled is what was asked for.
-	route.Host, route.Port = to.host, to.port
-	return route, nil
+	if err != nil {
+		return nil, fmt.Errorf("find the address of %s: %w", to.host, err)
+	}
+	routes = slices.Clone(routes[:min(len(routes), routesMost)])
+	for i := range routes {
+		// What is decided on and what is dialled is what was asked for.
+		routes[i].Scheme, routes[i].Host, routes[i].Port = scheme, to.host, to.port
+	}
+	return routes, nil
 }
 
 // reach decides a connection as a whole, and makes it.
 func (d *Door) reach(ctx context.Context, scheme string, to place) (*crossing, *conn, error) {
 	req := Request{Scheme: scheme, Method: http.MethodConnect, Host: to.host, Port: to.port, BodyBytes: -1}
-	route, err := d.pick(ctx, to)
+	routes, err := d.pick(ctx, scheme, to)
 	if err != nil {
 		if denied, ok := errors.AsType[*Denied](err); ok {
 			d.cfg.Judge.Refused(ctx, req, denied)
 		}
 		return nil, nil, err
 	}
-	req.IP = route.IP
-	permit, err := d.cfg.Judge.Cross(ctx, req)
-	if err != nil {
-		return nil, nil, undecided(err)
-	}
-	x := newCrossing(permit)
-	up, err := d.connectTo(ctx, route)
-	if err != nil {
+	var failed error
+	for _, route := range routes {
+		req.IP, req.Class = route.IP, route.Class
+		permit, err := d.cfg.Judge.Cross(ctx, req)
+		if err != nil {
+			return nil, nil, undecided(err)
+		}
+		x := newCrossing(permit)
+		up, err := d.connectTo(ctx, route)
+		if err == nil {
+			return x, up, nil
+		}
 		x.end(0, err)
-		return nil, nil, err
+		if failed = err; ctx.Err() != nil {
+			break
+		}
 	}
-	return x, up, nil
+	return nil, nil, failed
 }
 
 func (d *Door) connectTo(ctx context.Context, route Route) (*conn, error) {
@@ -362,7 +402,7 @@ func (d *Door) connectTo(ctx context.Context, route Route) (*conn, error) {
 	defer cancel()
 	nc, err := d.cfg.Router.Connect(ctx, route)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", authority("", route.Host, route.Port), err)
+		return nil, &unconnected{authority("", route.Host, route.Port), err}
 	}
 	c := d.newConn(d.ctx, nc, place{host: route.Host, port: route.Port})
 	if c == nil {
@@ -370,6 +410,16 @@ func (d *Door) connectTo(ctx context.Context, route Route) (*conn, error) {
 	}
 	return c, nil
 }
+
+// unconnected is why there is no connection to upstream, of which nothing was
+// said yet.
+type unconnected struct {
+	to  string
+	err error
+}
+
+func (u *unconnected) Error() string { return "connect to " + u.to + ": " + u.err.Error() }
+func (u *unconnected) Unwrap() error { return u.err }
 
 // key is a URL's host that stands for a route, so that requests share an
 // upstream connection only if they were decided for the same name and address.
@@ -473,6 +523,10 @@ func (d *Door) failed(w http.ResponseWriter, r *http.Request, err error) {
 		err = cause
 	}
 	t.fail(err)
+	if _, ok := errors.AsType[*unconnected](err); ok && !t.last && (t.body == nil || !t.body.begun.Load()) {
+		t.again = true
+		return
+	}
 	if err := t.failure(); errors.Is(err, errGone) || errors.Is(err, context.Canceled) {
 		panic(http.ErrAbortHandler) // nobody is there
 	}
@@ -522,9 +576,11 @@ type meter struct {
 	count *atomic.Int64
 	left  int64
 	over  error
+	begun atomic.Bool // what was read can be sent once only
 }
 
 func (m *meter) Read(p []byte) (int, error) {
+	m.begun.Store(true)
 	if m.left < 0 {
 		return 0, m.over
 	}

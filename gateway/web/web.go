@@ -77,7 +77,8 @@ type Request struct {
 	Method  string // upper case; "CONNECT" for tls and tcp
 	Host    string // name or address in canonical form
 	Port    uint16
-	IP      netip.Addr // that will be dialled; not valid in Refused
+	IP      netip.Addr // that will be dialled; not valid in Refused, nor where others resolve
+	Class   string     // of IP, as package address names it
 	Path    string     // decoded; no empty, "." or ".." segments; empty for tls and tcp
 	RawPath string     // Path as it goes upstream, encoded
 	// RawQuery is as the client wrote it.
@@ -97,19 +98,24 @@ type Permit interface {
 	End(status int, bytesOut, bytesIn int64, err error)
 }
 
-// Route is where a connection will go.
+// Route is where a connection will go: to one address.
 type Route struct {
-	Host string
-	Port uint16
-	IP   netip.Addr
+	Scheme string // as in Request
+	Host   string
+	Port   uint16
+	IP     netip.Addr // not valid if someone else resolves Host; see Router
+	Class  string     // of IP
 }
 
 // Router resolves, classifies and dials.
 type Router interface {
-	// Route picks the address for a host. A *Denied refuses it by its class; it
+	// Routes returns the ways to a host, the best first and at least one. Each
+	// is decided by itself before it is tried; the next one is tried if it does
+	// not connect. A *Denied refuses the host by the class of its addresses; it
 	// is recorded here.
-	Route(ctx context.Context, host string, port uint16) (Route, error)
-	// Connect dials exactly r.IP and r.Port.
+	Routes(ctx context.Context, scheme, host string, port uint16) ([]Route, error)
+	// Connect dials exactly r.IP and r.Port, and if IP is not valid it has the
+	// host connected to by whoever resolves it.
 	Connect(ctx context.Context, r Route) (net.Conn, error)
 }
 
