@@ -16,6 +16,7 @@ const (
 	relayLeast  = 4 << 10  // of each direction of a raw connection
 	relayMost   = 64 << 10
 	drainTime   = time.Second
+	drainMost   = 256 << 10
 )
 
 var (
@@ -105,8 +106,8 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// drain bounds how long the server reads what is left of a request's body after
-// its answer. If that does not come, the connection ends: what comes later must
+// drain bounds how long what is left of a request's body is read after its
+// answer. If that does not come, the connection ends: what comes later must
 // not be taken for a request.
 func (c *conn) drain() {
 	c.drained.Store(true)

@@ -57,22 +57,36 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer d.work.Done()
 	c := r.Context().Value(connKey{}).(*conn)
 	rc := http.NewResponseController(w)
-	if r.ProtoMajor == 1 {
-		// Answers do not wait for the request's body.
-		if err := rc.EnableFullDuplex(); err != nil {
-			panic(err) // not with net/http's server
-		}
-		c.drained.Store(false)
-		if r.Body != http.NoBody {
-			b := &body{ReadCloser: r.Body}
-			r.Body = b
-			defer func() {
-				if !b.over.Load() {
-					c.drain()
-				}
-			}()
-		}
+	if r.ProtoMajor != 1 {
+		d.serve(w, r, c, rc)
+		return
 	}
+	// Answers do not wait for the request's body.
+	if err := rc.EnableFullDuplex(); err != nil {
+		panic(err) // not with net/http's server
+	}
+	c.drained.Store(false)
+	b := &body{ReadCloser: r.Body}
+	if r.Body != http.NoBody {
+		r.Body = b
+	}
+	expected := len(r.Header["Expect"]) > 0
+	d.serve(w, r, c, rc)
+	if r.Body == http.NoBody || b.over.Load() {
+		return
+	}
+	// The rest of the body is in the way of the next request. The server would
+	// read it too, but with full duplex it takes its end for that of all reading,
+	// and the connection ends with a panic.
+	rc.Flush()
+	c.drain()
+	if !expected || b.begun.Load() {
+		io.CopyN(io.Discard, b, drainMost)
+	}
+}
+
+// serve is ServeHTTP for every version.
+func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.ResponseController) {
 	if !d.rate.Allow() {
 		w.Header().Set("Retry-After", "1")
 		deny(w, r, &Denied{Status: http.StatusTooManyRequests, Reason: fmt.Sprintf("the sandbox makes more than %d requests per minute", d.limits.RequestsPerMinute), Ask: "make them more slowly"})
@@ -555,13 +569,14 @@ func failed(w http.ResponseWriter, r *http.Request, err error) (status int) {
 	return status
 }
 
-// body knows whether it was read to its end.
+// body knows whether it was read, and to its end.
 type body struct {
 	io.ReadCloser
-	over atomic.Bool
+	begun, over atomic.Bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
+	b.begun.Store(true)
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF {
 		b.over.Store(true)
