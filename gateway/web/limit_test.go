@@ -279,6 +279,35 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
+// A request that is denied with a body does not take its connection with it.
+func TestBodyOfDenied(t *testing.T) {
+	w := newWorld(t)
+	a := w.name("one.test", map[uint16]string{80: w.upstream(echo, false, "")})
+	w.deny = func(r Request) error {
+		if r.Path == "/no" {
+			return &Denied{Reason: "no"}
+		}
+		return nil
+	}
+	w.open()
+	c := w.at(a, 80)
+	r := bufio.NewReader(c)
+	for i, body := range []string{
+		"Content-Length: 5\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "Content-Length: 0\r\n\r\n",
+		"Content-Length: 200000\r\n\r\n" + strings.Repeat("x", 200000),
+	} {
+		for path, status := range map[string]int{"/no": 403, "/yes": 200} {
+			_, err := io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: one.test\r\n"+body)
+			must(t, err)
+			res, err := http.ReadResponse(r, nil)
+			must(t, err)
+			_, err = io.Copy(io.Discard, res.Body)
+			must(t, err)
+			want(t, fmt.Sprint(i, path), res.StatusCode, status)
+		}
+	}
+}
+
 // A body whose rest comes late is not a request.
 func TestRestOfBody(t *testing.T) {
 	w := newWorld(t)

@@ -83,6 +83,9 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !expected || b.begun.Load() {
 		io.CopyN(io.Discard, b, drainMost)
 	}
+	if b.over.Load() {
+		c.drained.Store(false)
+	}
 }
 
 // serve is ServeHTTP for every version.

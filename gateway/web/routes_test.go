@@ -84,7 +84,7 @@ func TestNextAddress(t *testing.T) {
 
 	router.addrs = []string{dead1, dead2, dead3, live}
 	post(502)
-	log("enough was tried", crossed+dead1, crossed+dead2, crossed+dead3, crossed+dead1, crossed+dead2, crossed+dead3)
+	log("enough was tried", crossed+dead1, crossed+dead2, crossed+dead3, crossed+dead3, crossed+dead1, crossed+dead2)
 	for _, end := range []string{"0", "0", "502", "0", "0", "502"} {
 		want(t, "end", w.end(), end+" out 0 in 0 failed")
 	}
