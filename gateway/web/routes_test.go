@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 )
@@ -17,17 +18,19 @@ import (
 // with 0 do not connect.
 type several struct {
 	*world
-	addrs []string
+	addrs atomic.Pointer[[]string]
 }
 
-func (s several) Routes(_ context.Context, scheme, host string, port uint16) (all []Route, _ error) {
-	for _, a := range s.addrs {
+func (s *several) set(addrs ...string) { s.addrs.Store(&addrs) }
+
+func (s *several) Routes(_ context.Context, scheme, host string, port uint16) (all []Route, _ error) {
+	for _, a := range *s.addrs.Load() {
 		all = append(all, Route{Scheme: "forged", Host: "forged.test", Port: 1, IP: netip.MustParseAddr(a), Class: "public"})
 	}
 	return all, nil
 }
 
-func (s several) Connect(ctx context.Context, r Route) (net.Conn, error) {
+func (s *several) Connect(ctx context.Context, r Route) (net.Conn, error) {
 	if r.Class != "public" || strings.HasSuffix(r.IP.String(), "0") {
 		return nil, syscall.ECONNREFUSED
 	}
@@ -42,9 +45,8 @@ func TestNextAddress(t *testing.T) {
 	w.modes["one.test:22"] = TCP
 	router := &several{world: w}
 	w.cfg.Router = router
-	var classes []string
 	w.deny = func(r Request) error {
-		classes = append(classes, r.Class)
+		want(t, "class", r.Class, "public")
 		if r.IP.String() == "203.0.113.66" {
 			return &Denied{Reason: "no"}
 		}
@@ -74,32 +76,31 @@ func TestNextAddress(t *testing.T) {
 	}
 	const crossed = "POST https://one.test:443/p "
 
-	router.addrs = []string{dead1, dead2, live}
+	router.set(dead1, dead2, live)
 	post(200) // the second request knows which one connects
 	log("two are dead", crossed+dead1, crossed+dead2, crossed+live, crossed+live)
 	for _, end := range []string{"0 out 0 in 0 failed", "0 out 0 in 0 failed", "200 out 5 in 31", "200 out 5 in 31"} {
 		want(t, "end", w.end(), end)
 	}
-	want(t, "classes", fmt.Sprint(classes), "[public public public public]")
 
-	router.addrs = []string{dead1, dead2, dead3, live}
+	router.set(dead1, dead2, dead3, live)
 	post(502)
 	log("enough was tried", crossed+dead1, crossed+dead2, crossed+dead3, crossed+dead3, crossed+dead1, crossed+dead2)
 	for _, end := range []string{"0", "0", "502", "0", "0", "502"} {
 		want(t, "end", w.end(), end+" out 0 in 0 failed")
 	}
 
-	router.addrs = []string{dead1, denied, live}
+	router.set(dead1, denied, live)
 	post(403)
 	log("the next one is denied", crossed+dead1, "deny POST https://one.test:443/p", "deny POST https://one.test:443/p")
 	w.end()
 
-	router.addrs = nil
+	router.set()
 	post(502)
 	log("no address")
 
 	const raw = "CONNECT tcp://one.test:22 "
-	router.addrs = []string{dead1, live}
+	router.set(dead1, live)
 	c := w.at(a, 22)
 	line, err := bufio.NewReader(c).ReadString('\n')
 	must(t, err)
@@ -109,7 +110,7 @@ func TestNextAddress(t *testing.T) {
 	c.Close()
 	w.end()
 	for _, addrs := range [][]string{{dead1, dead2}, {dead1, denied, live}} {
-		router.addrs = addrs
+		router.set(addrs...)
 		if _, err := io.ReadAll(w.at(a, 22)); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%v: %v, want a reset", addrs, err)
 		}
