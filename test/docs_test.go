@@ -83,6 +83,7 @@ var edges = map[string][]string{
 	"gateway/address":         nil,
 	"gateway/dns":             {"gateway/address"},
 	"gateway/web":             {"gateway/address"},
+	"gateway/upstream":        {"gateway/address", "gateway/web"},
 	"cmd/airlock-guest":       {"guest"},
 	"cmd/airlock-pkcs11":      {"keystore"},
 	"test":                    nil,
