@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"testing"
@@ -81,6 +82,7 @@ func TestManyDoors(t *testing.T) {
 		}
 	}
 	held := memory(t) - before
+	if p := os.Getenv("PROF"); p != "" { f, _ := os.Create(p); pprof.Lookup("heap").WriteTo(f, 0); f.Close() }
 	t.Logf("%d doors: %d MB; with %d flows each: %d MB, %d KB a flow, both ends", doors, (opened-before)>>20, flows, held>>20, held>>10/(doors*flows))
 	if most := 3 << 30 * doors / 500; held > most {
 		t.Errorf("%d MB, and at most %d are for as many", held>>20, most>>20)
@@ -90,8 +92,11 @@ func TestManyDoors(t *testing.T) {
 // memory returns the bytes of heap and stacks that are in use.
 func memory(t testing.TB) int {
 	t.Helper()
+	for range 8 {
 	runtime.GC()
+	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
+	t.Logf("alloc %d inuse %d stack %d sys %d", m.HeapAlloc>>20, m.HeapInuse>>20, m.StackInuse>>20, m.Sys>>20)
 	return int(m.HeapInuse + m.StackInuse)
 }

@@ -233,10 +233,10 @@ func (x *crossing) end(status int, err error) {
 func (d *Door) relay(c, up *conn, x *crossing) {
 	broken := context.AfterFunc(c.ctx, func() { c.abort(); up.abort() })
 	x.watch(d.limits.Idle, func() { c.abort(); up.abort() })
-	var both sync.WaitGroup
-	both.Go(func() { x.copy(up, c, &x.out) })
-	both.Go(func() { x.copy(c, up, &x.in) })
-	both.Wait()
+	var out sync.WaitGroup
+	out.Go(func() { x.copy(up, c, &x.out) })
+	x.copy(c, up, &x.in)
+	out.Wait()
 	if !broken() {
 		x.fail(errGone)
 	}

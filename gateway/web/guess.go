@@ -97,24 +97,26 @@ func (d *Door) raw(c *conn) {
 
 // guessInside serves what is said in TLS by a client that did not tell its
 // protocol.
-func (d *Door) guessInside(c *conn, t *tls.Conn) {
+func (d *Door) guessInside(c *conn, t *tls.Conn) *conn {
 	in := d.inside(c, t)
 	if in == nil {
-		return
+		return nil
 	}
-	switch kind, err := d.guess(in); {
-	case err != nil:
+	kind, err := d.guess(in)
+	if err == nil && kind == beginsRequest {
+		return d.http(in, in)
+	}
+	var x *crossing
+	var up *conn
+	if err == nil {
+		x, up, err = d.reachInside(c, nil)
+	}
+	if err != nil {
 		in.abort()
-	case kind == beginsRequest:
-		d.http(in, in)
-	default:
-		x, up, err := d.reachInside(c, nil)
-		if err != nil {
-			in.abort()
-			return
-		}
-		d.relay(in, up, x)
+		return nil
 	}
+	d.relay(in, up, x)
+	return nil
 }
 
 // rawInside carries what is said in TLS in another protocol than HTTP.

@@ -69,12 +69,12 @@ func (r *recorder) Read(p []byte) (int, error) {
 
 func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
 
-// secure serves a connection that speaks TLS.
-func (d *Door) secure(c *conn, mode Mode) {
+// secure serves a connection that speaks TLS, as begun.
+func (d *Door) secure(c *conn, mode Mode) *conn {
 	h, raw, err := readHello(c)
 	if err != nil {
 		c.alert(alertHandshakeFailure)
-		return
+		return nil
 	}
 	c.unread(raw)
 	at, denied := d.sni(c.at, h)
@@ -82,7 +82,7 @@ func (d *Door) secure(c *conn, mode Mode) {
 		// Only now it is known who is meant.
 		if mode, err = d.admit(c.ctx, at); err != nil {
 			c.alert(alertAccessDenied)
-			return
+			return nil
 		}
 	}
 	ends := mode == Terminate || mode == Any
@@ -93,23 +93,23 @@ func (d *Door) secure(c *conn, mode Mode) {
 		d.cfg.Judge.Refused(c.ctx, Request{Scheme: "tls", Method: http.MethodConnect, Host: at.host, Port: at.port, BodyBytes: -1}, denied)
 		if !ends {
 			c.alert(alertAccessDenied)
-			return
+			return nil
 		}
 		c.refused = denied // told in answers, which people can read
 	}
 	c.at = at
 	if ends {
-		d.terminate(c, h, mode)
-		return
+		return d.terminate(c, h, mode)
 	}
 	// A name that SNI told and that is for raw bytes is passed on by it as well.
 	x, up, err := d.reach(c.ctx, "tls", at)
 	if err != nil {
 		c.alert(alertFor(err))
-		return
+		return nil
 	}
 	c.Conn.SetReadDeadline(time.Time{})
 	d.relay(c, up, x)
+	return nil
 }
 
 // sni returns where a connection goes that was opened to at, by what its
@@ -130,22 +130,21 @@ func (d *Door) sni(at place, h hello) (place, *Denied) {
 }
 
 // terminate ends TLS and serves the requests in it, or what else there is.
-func (d *Door) terminate(c *conn, h hello, mode Mode) {
+func (d *Door) terminate(c *conn, h hello, mode Mode) *conn {
 	raw := mode == Any && c.refused == nil
 	if raw && len(h.protocols) > 0 && !slices.ContainsFunc(h.protocols, isHTTP) {
 		d.rawInside(c, h.protocols)
-		return
+		return nil
 	}
 	t, err := d.finish(c, d.tls)
 	if err != nil {
-		return
+		return nil
 	}
 	c.secure = true
 	if !raw || t.ConnectionState().NegotiatedProtocol != "" {
-		d.http(c, t)
-		return
+		return d.http(c, t)
 	}
-	d.guessInside(c, t)
+	return d.guessInside(c, t)
 }
 
 // finish ends TLS with a client; c is closed with an error.

@@ -688,5 +688,7 @@ func (d *Door) connect(w http.ResponseWriter, r *http.Request, c *conn) {
 		d.relay(c, up, x)
 		return
 	}
-	d.sniff(c, mode)
+	if c := d.sniff(c, mode); c != nil {
+		<-c.done
+	}
 }

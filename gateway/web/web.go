@@ -308,48 +308,59 @@ func (d *Door) Serve(ctx context.Context, f Flow) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.ctx, cancel)()
+	c, release := d.begun(ctx, f)
+	defer release()
+	if c != nil {
+		<-c.done // nearly all flows are here, with little on their stacks
+	}
+}
 
+// begun decides how a flow is served and begins to. A connection that it returns
+// is served until it is done; the name of its address is held until release.
+func (d *Door) begun(ctx context.Context, f Flow) (_ *conn, release func()) {
+	release = func() {}
 	if !d.rate.Allow() {
 		f.Refuse()
-		return
+		return nil, release
 	}
 	to := netip.AddrPortFrom(f.To().Addr().Unmap(), f.To().Port())
 	if d.own[to.Addr()] {
 		if to.Port() != d.cfg.ProxyPort {
 			f.Refuse()
-			return
+			return nil, release
 		}
-		if c := d.accept(ctx, f, place{}); c != nil {
+		c := d.accept(ctx, f, place{})
+		if c != nil {
 			c.proxy = true
-			d.http(c, c)
+			c = d.http(c, c)
 		}
-		return
+		return c, release
 	}
 	at, release := d.hold(place{host: to.Addr().String(), port: to.Port(), literal: true})
-	defer release()
 	mode, err := d.admit(ctx, at)
 	if err != nil {
 		f.Refuse()
-		return
+		return nil, release
 	}
 	if mode == TCP {
 		// Upstream comes first, so that what cannot be reached is not accepted.
 		x, up, err := d.reach(ctx, "tcp", at)
 		if err != nil {
 			f.Refuse()
-			return
+			return nil, release
 		}
 		if c := d.accept(ctx, f, at); c != nil {
 			d.relay(c, up, x)
-			return
+		} else {
+			up.abort()
+			x.end(0, errGone)
 		}
-		up.abort()
-		x.end(0, errGone)
-		return
+		return nil, release
 	}
 	if c := d.accept(ctx, f, at); c != nil {
-		d.sniff(c, mode)
+		return d.sniff(c, mode), release
 	}
+	return nil, release
 }
 
 // admit asks the Judge how to treat connections to a place.
@@ -369,51 +380,52 @@ func (d *Door) accept(ctx context.Context, f Flow, at place) *conn {
 	return d.newConn(ctx, nc, at)
 }
 
-// sniff serves an accepted connection by what its first bytes are.
-func (d *Door) sniff(c *conn, mode Mode) {
+// sniff serves an accepted connection by what its first bytes are, as begun.
+func (d *Door) sniff(c *conn, mode Mode) *conn {
 	if mode == Any {
 		switch kind, err := d.guess(c); {
 		case err != nil:
 			c.Close()
 		case kind == beginsHello:
 			c.Conn.SetReadDeadline(time.Now().Add(d.limits.Handshake))
-			d.secure(c, mode)
+			return d.secure(c, mode)
 		case kind == beginsRequest:
-			d.http(c, c)
+			return d.http(c, c)
 		default:
 			d.raw(c)
 		}
-		return
+		return nil
 	}
 	c.Conn.SetReadDeadline(time.Now().Add(d.limits.Handshake))
 	first := make([]byte, 1) // many wait here, with no more than that
 	if n, _ := c.Read(first); n == 0 {
 		c.Close()
-		return
+		return nil
 	}
 	c.unread(first)
 	switch {
 	case first[0] == recordHandshake:
-		d.secure(c, mode)
+		return d.secure(c, mode)
 	case mode == Passthrough:
 		d.cfg.Judge.Refused(c.ctx, Request{Scheme: "tcp", Method: http.MethodConnect, Host: c.at.host, Port: c.at.port, BodyBytes: -1}, &Denied{Reason: "only TLS may go there, and this is not TLS"})
 		c.abort()
+		return nil
 	default:
 		c.Conn.SetReadDeadline(time.Time{})
-		d.http(c, c)
+		return d.http(c, c)
 	}
 }
 
-// http hands a connection to the server and waits for its end.
-func (d *Door) http(c *conn, nc net.Conn) {
+// http hands a connection to the server, which closes it.
+func (d *Door) http(c *conn, nc net.Conn) *conn {
 	select {
 	case d.listener.conns <- nc:
-		<-c.done
 	case <-d.listener.done:
 		c.Close()
 	case <-c.ctx.Done():
 		c.Close()
 	}
+	return c
 }
 
 // listener is how the server gets its connections.
