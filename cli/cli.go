@@ -84,6 +84,7 @@ type ServeOptions struct {
 	AuditRepair     bool           // go on after damage of the audit log
 	Hold            time.Duration  // how long a crossing waits for approval
 	PublicRanges    []netip.Prefix // that count as public
+	ProxyResolves   bool           // names are the proxy\'s to resolve
 	MaxMemoryMB     int            // MiB that all sandboxes together may use; 0 is what the host can spare
 	JSON            bool           // log as JSON lines
 }

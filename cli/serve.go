@@ -93,6 +93,7 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.Uint64Var(&o.AuditBudget, "audit-budget", audit.DefaultBudget, "events that one sandbox may cause; acts beyond are refused")
 	flags.BoolVar(&o.AuditRepair, "audit-repair", false, "go on although the audit log was found damaged; the trail tells of it")
 	flags.Var((*prefixes)(&o.PublicRanges), "public-range", "treat a `NETWORK` such as 203.0.113.0/24 as public although it is not; for machines that reach registries there; repeatable")
+	flags.BoolVar(&o.ProxyResolves, "proxy-resolves", false, "let the proxy of HTTPS_PROXY resolve names, on machines that cannot; no address is known to policies then")
 	flags.DurationVar(&o.Hold, "approval-timeout", 2*time.Minute, "how long what a policy holds waits for an approver; then it is denied")
 	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
 	return cmd

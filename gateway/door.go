@@ -3,16 +3,16 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"time"
+
+	"golang.org/x/time/rate"
 
 	"airlock.dev/airlock"
-	"airlock.dev/airlock/gateway/address"
 	"airlock.dev/airlock/gateway/dns"
 	links "airlock.dev/airlock/gateway/door"
+	"airlock.dev/airlock/gateway/upstream"
 	"airlock.dev/airlock/gateway/web"
 	"airlock.dev/airlock/gateway/wire"
 )
@@ -32,11 +32,13 @@ type door struct {
 	names   *dns.Names
 	dns     *dns.Server
 	web     *web.Door
+	router  *upstream.Router
+	udp     *rate.Limiter // of new UDP flows
 	link    *links.Door
 }
 
 func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
-	d := &door{g: g, sandbox: w.Sandbox}
+	d := &door{g: g, sandbox: w.Sandbox, udp: rate.NewLimiter(udpRate, 2*udpRate)}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -51,15 +53,16 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d.names.Bound = func(name string, place uint32) {
 		g.server.Note(wire.MethodBound, wire.Bound{Sandbox: d.sandbox, Binding: wire.Binding{Name: name, Place: place}})
 	}
-	d.dns = dns.New(dns.Config{Judge: d, Resolver: resolver{}, Names: d.names})
+	d.dns = dns.New(dns.Config{Judge: d, Resolver: g.upstream, Names: d.names})
+	d.router = g.upstream.Router(d.dns.Lookup)
 	d.web, err = web.Open(web.Config{
-		Judge: d, Router: d, Authority: g.authority, Roots: g.upstream, Hold: d.names.Hold, Own: own,
+		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
 		Limits: web.Limits{RequestsPerMinute: g.start.RequestsMin},
 	})
 	if err != nil {
 		return nil, err
 	}
-	d.link, err = links.Open(f, links.Config{MaxFlows: g.start.FlowsMost, UDP: func(to netip.AddrPort) bool { return to.Port() == portDNS }}, d)
+	d.link, err = links.Open(f, links.Config{MaxFlows: g.start.FlowsMost, UDP: func(netip.AddrPort) bool { return true }}, d)
 	return d, err
 }
 
@@ -78,7 +81,10 @@ func (d *door) close() {
 	}
 }
 
-const portDNS = 53
+const (
+	portDNS  = 53
+	portQUIC = 443 // HTTP/3 would pass undecided; without it clients use TCP
+)
 
 // TCP implements the link's Handler. Whatever server a sandbox asks for names,
 // it is we who answer.
@@ -93,9 +99,6 @@ func (d *door) TCP(ctx context.Context, f *links.Flow) {
 	}
 	d.dns.ServeTCP(ctx, c)
 }
-
-// UDP implements the link's Handler.
-func (d *door) UDP(ctx context.Context, _, _ netip.AddrPort, c net.Conn) { d.dns.ServeUDP(ctx, c) }
 
 // flow is a link's, as the web takes it.
 type flow struct{ *links.Flow }
@@ -128,7 +131,7 @@ func (d *door) Judge(ctx context.Context, name, kind string) error {
 // Admit implements web.Judge.
 func (d *door) Admit(ctx context.Context, host string, port uint16) (web.Mode, error) {
 	a := wire.Attempt{Action: "net:connect", Host: host, Port: port, Protocol: "tcp"}
-	route, err := d.Route(ctx, host, port)
+	routes, err := d.Routes(ctx, "tcp", host, port)
 	switch denied, ok := errors.AsType[*web.Denied](err); {
 	case webPort(port) && err != nil:
 		return web.Terminate, nil // its requests are told why
@@ -139,7 +142,9 @@ func (d *door) Admit(ctx context.Context, host string, port uint16) (web.Mode, e
 	case err != nil:
 		return 0, err
 	}
-	a.IP, a.Class = route.IP.String(), d.g.ranges.Classify(route.IP).String()
+	if ip := routes[0].IP; ip.IsValid() {
+		a.IP, a.Class = ip.String(), routes[0].Class
+	}
 	v, err := d.ask(ctx, wire.MethodAdmit, a)
 	switch {
 	case err != nil:
@@ -151,9 +156,7 @@ func (d *door) Admit(ctx context.Context, host string, port uint16) (web.Mode, e
 	case wire.Passthrough:
 		return web.Passthrough, nil
 	case wire.Any:
-		if !webPort(port) {
-			return web.TCP, nil
-		}
+		return web.Any, nil
 	}
 	return web.Terminate, nil
 }
@@ -188,7 +191,7 @@ func (d *door) Refused(ctx context.Context, r web.Request, denied *web.Denied) {
 func (d *door) attempt(r web.Request) wire.Attempt {
 	a := wire.Attempt{Action: "http:request", Host: r.Host, Port: r.Port, Scheme: r.Scheme, Method: r.Method, Path: r.Path, Query: r.RawQuery, Upgrade: r.Upgrade}
 	if r.IP.IsValid() {
-		a.IP, a.Class = r.IP.String(), d.g.ranges.Classify(r.IP).String()
+		a.IP, a.Class = r.IP.String(), r.Class
 	}
 	if r.BodyBytes >= 0 {
 		a.Body = &r.BodyBytes
@@ -215,42 +218,18 @@ func (p *permit) End(status int, out, in int64, err error) {
 	p.d.g.server.Note(wire.MethodEnd, e)
 }
 
-// Route implements web.Router.
-func (d *door) Route(ctx context.Context, host string, port uint16) (web.Route, error) {
-	all := make([]netip.Addr, 0, 1)
-	if ip, err := netip.ParseAddr(host); err == nil {
-		if d.names.Synthetic(ip) {
-			return web.Route{}, &web.Denied{Reason: fmt.Sprintf("%s stands for no name here any more", ip), Ask: "look the name up again"}
+// Routes implements web.Router. A name that the sandbox told us otherwise than
+// by DNS, as to a proxy, would be a way out as well: it is decided like one.
+func (d *door) Routes(ctx context.Context, scheme, host string, port uint16) ([]web.Route, error) {
+	if _, err := netip.ParseAddr(host); err != nil && !d.names.Known(host) {
+		if err := d.Judge(ctx, host, "A"); err != nil {
+			return nil, unresolved(err)
 		}
-		all = append(all, ip)
-	} else {
-		// A name that the sandbox told us otherwise than by DNS, as to a proxy,
-		// would be a way out as well.
-		if !d.names.Known(host) {
-			if err := d.Judge(ctx, host, "A"); err != nil {
-				return web.Route{}, unresolved(err)
-			}
-			if _, _, err := d.names.Bind(host); err != nil {
-				return web.Route{}, err
-			}
-		}
-		if all, err = d.dns.Lookup(ctx, host); err != nil {
-			return web.Route{}, err
+		if _, _, err := d.names.Bind(host); err != nil {
+			return nil, err
 		}
 	}
-	if len(all) == 0 {
-		return web.Route{}, airlock.Errorf(airlock.NotFound, "%s has no address", host)
-	}
-	var refused address.Class
-	for _, ip := range all {
-		switch class := d.g.ranges.Classify(ip); class {
-		case address.Public, address.Private, address.Shared, address.Documentation, address.Benchmark:
-			return web.Route{Host: host, Port: port, IP: ip}, nil
-		default:
-			refused = class
-		}
-	}
-	return web.Route{}, &web.Denied{Reason: fmt.Sprintf("%s is at a %s address, which no sandbox reaches", host, refused)}
+	return d.router.Routes(ctx, scheme, host, port)
 }
 
 // unresolved is a denial of a name, as an answer tells it.
@@ -263,15 +242,5 @@ func unresolved(err error) error {
 
 // Connect implements web.Router.
 func (d *door) Connect(ctx context.Context, r web.Route) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: 10 * time.Second}
-	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(r.IP, r.Port).String())
-}
-
-// resolver is the host's own.
-type resolver struct{}
-
-// Lookup implements dns.Resolver. The dot at the end keeps the host's search
-// domains out of it.
-func (resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error) {
-	return net.DefaultResolver.LookupNetIP(ctx, "ip", name+".")
+	return d.router.Connect(ctx, r)
 }

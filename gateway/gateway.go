@@ -21,12 +21,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/gateway/address"
+	"airlock.dev/airlock/gateway/upstream"
 	"airlock.dev/airlock/gateway/web"
 	"airlock.dev/airlock/gateway/wire"
 )
@@ -92,8 +94,8 @@ type gateway struct {
 	mu        sync.Mutex
 	start     *wire.Start
 	authority *web.Authority
-	upstream  *x509.CertPool
-	ranges    *address.Ranges
+	roots     *x509.CertPool // of the world
+	upstream  *upstream.Upstream
 	doors     map[string]*door
 	closed    bool
 }
@@ -155,7 +157,7 @@ func (g *gateway) begin(s wire.Start) error {
 	if err != nil {
 		return err
 	}
-	upstream, err := x509.SystemCertPool()
+	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return fmt.Errorf("read the certificates that this machine trusts: %w", err)
 	}
@@ -172,7 +174,14 @@ func (g *gateway) begin(s wire.Start) error {
 	if g.start != nil {
 		return airlock.Errorf(airlock.Conflict, "the gateway was started before")
 	}
-	g.start, g.authority, g.upstream, g.ranges = &s, authority, upstream, ranges
+	g.start, g.authority, g.roots = &s, authority, roots
+	g.upstream = upstream.New(upstream.Config{
+		Ranges: ranges, Proxy: upstream.FromEnvironment(), ProxyResolves: s.ProxyResolves,
+		Named: func(a netip.Addr) bool {
+			return slices.ContainsFunc(s.Reachable, func(p netip.Prefix) bool { return p.Contains(a) })
+		},
+		Synthetic: func(a netip.Addr) bool { return names4.Contains(a) || names6.Contains(a) },
+	})
 	return nil
 }
 

@@ -276,7 +276,7 @@ func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root,
 	}
 	return process.Start(ctx, process.Config{
 		Name: gatewayName, UID: airlock.GatewayUser, Env: gatewayEnv(), Stderr: stderr, Decider: decider, Log: log,
-		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges},
+		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves},
 	})
 }
 
@@ -284,7 +284,7 @@ func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root,
 // trusts and reaches the world, and no secret of somebody else.
 func gatewayEnv() []string {
 	var env []string
-	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR", "GODEBUG", "GOTRACEBACK", "TZ"} {
+	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "GODEBUG", "GOTRACEBACK", "TZ"} {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)
 		}

@@ -15,7 +15,6 @@ package door
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"sync"
@@ -23,14 +22,12 @@ import (
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
-	"gvisor.dev/gvisor/pkg/waiter"
 
 	"airlock.dev/airlock"
 )
@@ -62,10 +59,11 @@ type Handler interface {
 	// TCP decides one connection, and serves it if it accepts it. It has a
 	// goroutine of its own; the guest waits meanwhile.
 	TCP(ctx context.Context, f *Flow)
-	// UDP serves the datagrams from one address and port of the guest to one
-	// destination that Config.UDP agreed to. Each Read and Write of c is one
-	// datagram. Read returns io.EOF when there was none for Config.UDPIdle.
-	UDP(ctx context.Context, from, to netip.AddrPort, c net.Conn)
+	// UDP decides the datagrams from one address and port of the guest to one
+	// destination, which Config.UDP did not rule out, and serves them if it
+	// accepts them. It has a goroutine of its own; what the guest says meanwhile
+	// is kept, a little of it.
+	UDP(ctx context.Context, f *Datagrams)
 }
 
 // Config says what a door is like. Zero values have the defaults named; fields
@@ -80,16 +78,17 @@ type Config struct {
 	// MaxFlows bounds the flows, TCP and UDP together, that exist at one time:
 	// 256, at most 65536. The next one is refused at once.
 	MaxFlows int
-	// UDP says whether the Handler serves datagrams to an address. It is asked
-	// for the first datagram of each flow, and must answer at once. All others,
-	// and all if it is nil, are answered with ICMP port unreachable, so that who
-	// tries QUIC falls back without waiting.
+	// UDP says whether the Handler is asked about datagrams to an address, or
+	// they are never permitted. It holds up the door, and must answer at once.
+	// What it rules out, and all if it is nil, is answered with ICMP port
+	// unreachable, so that who tries QUIC falls back without waiting.
 	UDP func(to netip.AddrPort) bool
 
 	TCPIdle   time.Duration // when a TCP flow without any traffic is reset: 1 h
 	UDPIdle   time.Duration // when a UDP flow without any is over: 60 s
 	Handshake time.Duration // how long the guest may take to answer Accept: 10 s
 	Linger    time.Duration // how long a flow may take to end after its handler: 10 s
+	Probe     time.Duration // how often it is tried whether the guest's end still exists: 5 s
 }
 
 func (c Config) filled() Config {
@@ -124,6 +123,7 @@ func (c Config) filled() Config {
 	limit(&c.UDPIdle, time.Minute)
 	limit(&c.Handshake, 10*time.Second)
 	limit(&c.Linger, 10*time.Second)
+	limit(&c.Probe, 5*time.Second)
 	return c
 }
 
@@ -139,8 +139,8 @@ func (c Config) check() error {
 		return airlock.Invalidf("MTU", fmt.Sprintf("give %d to %d", mtuLeast, mtuMost), "the door's packets cannot have %d bytes", c.MTU)
 	case c.MaxFlows < 1 || c.MaxFlows > flowsMax:
 		return airlock.Invalidf("MaxFlows", fmt.Sprintf("give 1 to %d", flowsMax), "the door cannot have %d flows", c.MaxFlows)
-	case min(c.TCPIdle, c.UDPIdle, c.Handshake, c.Linger) < 0:
-		return airlock.Invalidf("TCPIdle, UDPIdle, Handshake, Linger", "give positive durations", "the door has a negative time-out")
+	case min(c.TCPIdle, c.UDPIdle, c.Handshake, c.Linger, c.Probe) < 0:
+		return airlock.Invalidf("TCPIdle, UDPIdle, Handshake, Linger, Probe", "give positive durations", "the door has a negative time-out")
 	}
 	return nil
 }
@@ -149,6 +149,7 @@ func (c Config) check() error {
 type Stats struct {
 	Flows   int    // that exist now
 	Refused uint64 // flows that were over the budget
+	Barred  uint64 // datagrams that Config.UDP ruled out
 	Dropped uint64 // frames of the guest that are of no form that is let in
 	Lost    uint64 // frames that the guest did not take
 }
@@ -166,10 +167,12 @@ type Door struct {
 	ctx     context.Context // of the handlers
 	cancel  context.CancelFunc
 	refused atomic.Uint64
+	barred  atomic.Uint64
 
 	mu        sync.Mutex
-	flows     map[*Flow]bool
-	undecided map[stack.TransportEndpointID]*Flow // whose guest waits for Accept or Refuse
+	flows     map[killable]bool
+	undecided map[stack.TransportEndpointID]*Flow // of TCP, whose guest waits for Accept or Refuse
+	datagrams map[stack.TransportEndpointID]*Datagrams
 	closed    bool
 
 	running sync.WaitGroup // one for each flow
@@ -198,8 +201,9 @@ func Open(fd *os.File, cfg Config, h Handler) (*Door, error) {
 	}
 	d := &Door{
 		cfg: cfg, handler: h, link: l, opened: time.Now(),
-		flows: map[*Flow]bool{}, undecided: map[stack.TransportEndpointID]*Flow{},
-		swept: make(chan struct{}), ended: make(chan struct{}),
+		flows: map[killable]bool{}, undecided: map[stack.TransportEndpointID]*Flow{},
+		datagrams: map[stack.TransportEndpointID]*Datagrams{},
+		swept:     make(chan struct{}), ended: make(chan struct{}),
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	if d.stack, err = newStack(l, cfg); err != nil {
@@ -289,7 +293,7 @@ func (d *Door) Close() {
 		again := time.NewTicker(20 * time.Millisecond)
 		defer again.Stop()
 		for over := false; !over; {
-			d.kill(func(*Flow) bool { return true })
+			d.kill(func(killable) bool { return true })
 			select {
 			case <-done:
 				over = true
@@ -304,6 +308,11 @@ func (d *Door) Close() {
 	<-d.ended
 }
 
+// Done returns a channel that is closed when the guest's end of the wire does
+// not exist any more, a moment after that, or when the door is closed. A door
+// whose guest has gone is still for its owner to close.
+func (d *Door) Done() <-chan struct{} { return d.link.gone }
+
 // over says that Close has begun: flows that it has not yet found end too.
 func (d *Door) over() bool {
 	d.mu.Lock()
@@ -315,19 +324,23 @@ func (d *Door) over() bool {
 func (d *Door) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return Stats{Flows: len(d.flows), Refused: d.refused.Load(), Dropped: d.link.dropped.Load(), Lost: d.link.lost.Load()}
+	return Stats{Flows: len(d.flows), Refused: d.refused.Load(), Barred: d.barred.Load(), Dropped: d.link.dropped.Load(), Lost: d.link.lost.Load()}
 }
 
-// sweep ends flows whose time is over.
+// sweep ends flows whose time is over, and finds out that the guest has gone.
 func (d *Door) sweep() {
 	defer close(d.swept)
 	every := min(d.cfg.TCPIdle, d.cfg.UDPIdle, d.cfg.Handshake, d.cfg.Linger) / 4
 	tick := time.NewTicker(max(every, time.Millisecond))
 	defer tick.Stop()
+	probe := time.NewTicker(max(d.cfg.Probe, time.Millisecond))
+	defer probe.Stop()
 	for {
 		select {
 		case <-tick.C:
-			d.kill((*Flow).expired)
+			d.kill(killable.expired)
+		case <-probe.C:
+			d.link.probe()
 		case <-d.ctx.Done():
 			return
 		}
@@ -335,8 +348,8 @@ func (d *Door) sweep() {
 }
 
 // kill ends the flows that which says.
-func (d *Door) kill(which func(*Flow) bool) {
-	var these []*Flow
+func (d *Door) kill(which func(killable) bool) {
+	var these []killable
 	d.mu.Lock()
 	for f := range d.flows {
 		if which(f) {
@@ -349,24 +362,27 @@ func (d *Door) kill(which func(*Flow) bool) {
 	}
 }
 
-// reserve makes a flow if there is room for one. It is released once.
-func (d *Door) reserve(id stack.TransportEndpointID) *Flow {
-	f := &Flow{d: d, id: id, from: addrPort(id.RemoteAddress, id.RemotePort), to: addrPort(id.LocalAddress, id.LocalPort)}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// killable is a Flow or Datagrams.
+type killable interface {
+	expired() bool
+	kill()
+}
+
+// reserve counts a flow if there is room for one; d.mu is held. It is released once.
+func (d *Door) reserve(f killable) bool {
 	if d.closed {
-		return nil
+		return false
 	}
 	if len(d.flows) >= d.cfg.MaxFlows {
 		d.refused.Add(1)
-		return nil
+		return false
 	}
 	d.flows[f] = true
 	d.running.Add(1)
-	return f
+	return true
 }
 
-func (d *Door) release(f *Flow) {
+func (d *Door) release(f killable) {
 	d.mu.Lock()
 	delete(d.flows, f)
 	d.mu.Unlock()
@@ -379,19 +395,18 @@ func (d *Door) syn(id stack.TransportEndpointID, p *stack.PacketBuffer) bool {
 	if flags := header.TCP(p.TransportHeader().Slice()).Flags(); flags&(header.TCPFlagSyn|header.TCPFlagAck|header.TCPFlagRst|header.TCPFlagFin) != header.TCPFlagSyn {
 		return false
 	}
+	f := &Flow{}
+	f.life.begin(d, id)
 	d.mu.Lock()
-	again := d.undecided[id]
-	d.mu.Unlock()
-	if again != nil {
-		return true
+	again := d.undecided[id] != nil
+	room := !again && d.reserve(f)
+	if room {
+		d.undecided[id] = f
 	}
-	f := d.reserve(id)
-	if f == nil {
-		return false
-	}
-	d.mu.Lock()
-	d.undecided[id] = f
 	d.mu.Unlock()
+	if !room {
+		return again
+	}
 	if !d.syns.HandlePacket(id, p) {
 		d.decided(id)
 		d.release(f)
@@ -420,32 +435,31 @@ func (d *Door) begin(r *tcp.ForwarderRequest) {
 	f.finish()
 }
 
-// datagram takes the UDP packets that belong to no open flow. What it does not
-// handle, the stack answers with ICMP port unreachable.
+// datagram takes the UDP packets that belong to no open endpoint. What it does
+// not handle, the stack answers with ICMP port unreachable.
 func (d *Door) datagram(id stack.TransportEndpointID, p *stack.PacketBuffer) bool {
 	if d.cfg.UDP == nil || !d.cfg.UDP(addrPort(id.LocalAddress, id.LocalPort)) {
+		d.barred.Add(1)
 		return false
 	}
-	f := d.reserve(id)
-	if f == nil {
-		return false
+	d.mu.Lock()
+	f := d.datagrams[id]
+	begins := f == nil
+	if begins {
+		f = &Datagrams{}
+		f.life.begin(d, id)
+		if !d.reserve(f) {
+			d.mu.Unlock()
+			return false
+		}
+		d.datagrams[id] = f
 	}
-	f.wq = new(waiter.Queue)
-	ep, terr := udp.NewForwarderRequest(d.stack, id, p).CreateEndpoint(f.wq)
-	if terr != nil {
-		d.release(f)
-		return false
+	d.mu.Unlock()
+	handled := f.take(p)
+	if begins {
+		go f.serve()
 	}
-	f.mu.Lock()
-	f.ep = ep
-	f.expect(d.cfg.UDPIdle)
-	f.mu.Unlock()
-	go func() {
-		defer d.release(f)
-		defer ep.Close()
-		d.handler.UDP(d.ctx, f.from, f.to, &datagrams{Conn: gonet.NewUDPConn(f.wq, ep), f: f})
-	}()
-	return true
+	return handled
 }
 
 // fit gives an endpoint small buffers when there are many flows.

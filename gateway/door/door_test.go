@@ -36,10 +36,12 @@ import (
 	"airlock.dev/airlock"
 )
 
-// handler is a Handler of two functions; without one, TCP is refused.
+// handler is a Handler of functions; without one, flows are refused. udp is for
+// flows that are accepted at once, and decide for others.
 type handler struct {
-	tcp func(ctx context.Context, f *Flow)
-	udp func(ctx context.Context, from, to netip.AddrPort, c net.Conn)
+	tcp    func(ctx context.Context, f *Flow)
+	udp    func(ctx context.Context, from, to netip.AddrPort, c net.Conn)
+	decide func(ctx context.Context, f *Datagrams)
 }
 
 func (h handler) TCP(ctx context.Context, f *Flow) {
@@ -48,9 +50,18 @@ func (h handler) TCP(ctx context.Context, f *Flow) {
 	}
 }
 
-func (h handler) UDP(ctx context.Context, from, to netip.AddrPort, c net.Conn) {
-	h.udp(ctx, from, to, c)
+func (h handler) UDP(ctx context.Context, f *Datagrams) {
+	switch {
+	case h.decide != nil:
+		h.decide(ctx, f)
+	case h.udp != nil:
+		if c, err := f.Accept(); err == nil {
+			h.udp(ctx, f.From(), f.To(), c)
+		}
+	}
 }
+
+func anyUDP(netip.AddrPort) bool { return true }
 
 // pair returns the two ends of a wire, with room for what the driver gives it.
 func pair(t testing.TB) (ours, guests *os.File) {
@@ -365,7 +376,7 @@ func TestDeadlines(t *testing.T) {
 
 func TestFlowBudget(t *testing.T) {
 	block := make(chan bool)
-	d, end := open(t, Config{MaxFlows: 5, Linger: 50 * time.Millisecond, UDP: func(netip.AddrPort) bool { return true }}, handler{
+	d, end := open(t, Config{MaxFlows: 5, Linger: 50 * time.Millisecond, UDP: anyUDP}, handler{
 		tcp: func(_ context.Context, f *Flow) {
 			if f.To().Port() == 80 {
 				if _, err := f.Accept(); err != nil {
@@ -462,8 +473,166 @@ func TestRefusedUDP(t *testing.T) {
 				t.Errorf("%s, %s: %v after %v", name, to, err, took)
 			}
 		}
-		if n := d.Stats().Flows; n != 0 {
-			t.Errorf("%s: %d flows", name, n)
+		if s := d.Stats(); s.Flows != 0 || s.Barred != 2 {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+// A decision may take its time: it holds up nothing else, and what the guest
+// said meanwhile is served after it, in its order.
+func TestUDPWaitsForItsDecision(t *testing.T) {
+	for _, to := range []string{"192.0.2.1:123", "[2001:db8::1]:123"} {
+		decide := make(chan bool)
+		asked := make(chan netip.AddrPort, 8)
+		d, end := open(t, Config{UDP: anyUDP}, handler{tcp: echo, decide: func(_ context.Context, f *Datagrams) {
+			asked <- f.To()
+			<-decide
+			c, err := f.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := f.Accept(); airlock.CodeOf(err) != airlock.Gone {
+				t.Errorf("a second Accept: %v", err)
+			}
+			f.Refuse() // does nothing
+			io.Copy(c, c)
+		}})
+		g := newGuest(t, end)
+		g.mustDial(t, to).Close() // the first one also finds its neighbours
+		eventually(t, "no flow", func() bool { return d.Stats().Flows == 0 })
+		c := g.dialUDP(t, to)
+		for _, text := range []string{"a", "b", "c", "d", "lost", "lost too"} {
+			io.WriteString(c, text)
+		}
+		if got := <-asked; got != netip.MustParseAddrPort(to) {
+			t.Errorf("asked about %v", got)
+		}
+		g.mustDial(t, "192.0.2.1:80") // also tells that all six were looked at
+		if s := d.Stats(); s.Flows != 2 || s.Refused != 0 || s.Barred != 0 {
+			t.Errorf("%+v", s)
+		}
+		close(decide)
+		b := make([]byte, 16)
+		read := func(want string) {
+			t.Helper()
+			if n, err := c.Read(b); err != nil || string(b[:n]) != want {
+				t.Errorf("%s: %q, %v; want %q", to, b[:n], err, want)
+			}
+		}
+		for _, want := range []string{"a", "b", "c", "d"} {
+			read(want)
+		}
+		io.WriteString(c, "e")
+		read("e")
+		if len(asked) != 0 {
+			t.Errorf("%s was asked about %d times more", to, len(asked))
+		}
+	}
+}
+
+// A refusal is known at once, whether it was said or the handler returned, and
+// the next datagram is decided anew.
+func TestUDPRefusedByItsDecision(t *testing.T) {
+	var asked atomic.Int64
+	d, end := open(t, Config{UDP: anyUDP}, handler{decide: func(_ context.Context, f *Datagrams) {
+		asked.Add(1)
+		time.Sleep(5 * time.Millisecond) // as long as a record takes
+		if f.To().Port() == 123 {
+			f.Refuse()
+			f.Refuse()
+			if _, err := f.Accept(); airlock.CodeOf(err) != airlock.Gone {
+				t.Errorf("Accept after Refuse: %v", err)
+			}
+		}
+	}})
+	g := newGuest(t, end)
+	g.dial(t.Context(), "192.0.2.1:1") // the first one also finds its neighbours
+	g.dial(t.Context(), "[2001:db8::1]:1")
+	for _, to := range []string{"192.0.2.1:123", "192.0.2.1:124", "[2001:db8::1]:123", "[2001:db8::1]:124"} {
+		c := g.dialUDP(t, to)
+		for range 2 {
+			began := time.Now()
+			c.Write(make([]byte, 3000))
+			err := unreachable(c)
+			if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "refused") || took > 100*time.Millisecond {
+				t.Errorf("%s: %v after %v", to, err, took)
+			}
+			eventually(t, "the flow ends", func() bool { return d.Stats().Flows == 0 })
+		}
+	}
+	if n := asked.Load(); n != 8 {
+		t.Errorf("%d decisions, want 8", n)
+	}
+}
+
+// A flood of datagrams of all ports, each of them to be decided, costs what the
+// budget is.
+func TestUDPFlood(t *testing.T) {
+	const tuples, budget = 10000, 64
+	before, goroutines := live(), runtime.NumGoroutine()
+	var asked atomic.Int64
+	d, end := open(t, Config{MaxFlows: budget, UDP: anyUDP}, handler{decide: func(ctx context.Context, f *Datagrams) {
+		asked.Add(1)
+		<-ctx.Done()
+		if _, err := f.Accept(); airlock.CodeOf(err) != airlock.Gone {
+			t.Errorf("a flow was accepted after the end: %v", err)
+		}
+	}})
+	go io.Copy(io.Discard, end)
+	for i := range uint16(tuples) {
+		body := strings.Repeat("x", 1000)
+		frame := frame4("10.0.0.2", "192.0.2.1", 17, udpFrom(1000+i, 123, body))
+		if i%2 == 1 {
+			frame = frame6("fd61:6972::2", "2001:db8::1", 17, 64, udpFrom(1000+i, 123, body))
+		}
+		write(t, end, frame)
+	}
+	for range 100 { // more of one that is not decided yet
+		write(t, end, frame4("10.0.0.2", "192.0.2.1", 17, udpFrom(1000, 123, strings.Repeat("y", 60000))))
+	}
+	eventually(t, "all were looked at", func() bool { return d.Stats().Refused == tuples-budget })
+	eventually(t, "as many decisions as there may be flows", func() bool { return asked.Load() == budget })
+	if n := runtime.NumGoroutine() - goroutines; n > budget+16 {
+		t.Errorf("%d goroutines", n)
+	}
+	if grown := live() - before; grown > budget*(keptBytes+16<<10)+8<<20 {
+		t.Errorf("%d KB are kept", grown>>10)
+	}
+	d.Close()
+	if n := asked.Load(); n != budget {
+		t.Errorf("%d decisions, want %d", n, budget)
+	}
+}
+
+// That a guest has gone is no event on its wire, and known all the same.
+func TestGuestHasGone(t *testing.T) {
+	d, end := open(t, Config{Probe: 10 * time.Millisecond}, handler{tcp: echo})
+	g := newGuest(t, end)
+	c := g.mustDial(t, "192.0.2.1:80")
+	frames := g.Stats().NICs.Rx.Packets.Value()
+	eventually(t, "some probes", func() bool { return g.Stats().NICs.Rx.Packets.Value() > frames+3 })
+	io.WriteString(c, "x")
+	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-d.Done():
+		t.Fatal("a guest that is there is said to have gone")
+	default:
+	}
+
+	other, end := open(t, Config{Probe: 10 * time.Millisecond}, handler{})
+	end.Close()
+	for what, d := range map[string]*Door{"gone": other, "closed": d} {
+		if what == "closed" {
+			d.Close()
+		}
+		select {
+		case <-d.Done():
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s: nobody is told", what)
 		}
 	}
 }
@@ -560,7 +729,8 @@ func TestBytesOfManyFlowsAreBounded(t *testing.T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	total := 0
-	for f := range d.flows {
+	for k := range d.flows {
+		f := k.(*Flow)
 		f.mu.Lock()
 		n, err := f.ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption)
 		f.mu.Unlock()
@@ -622,7 +792,7 @@ func TestSpoofedSources(t *testing.T) {
 		told = append(told, from.String()+" "+to.String())
 		mu.Unlock()
 	}
-	d, end := open(t, Config{UDP: func(netip.AddrPort) bool { return true }}, handler{
+	d, end := open(t, Config{UDP: anyUDP}, handler{
 		tcp: func(_ context.Context, f *Flow) { note(f.From(), f.To()) },
 		udp: func(_ context.Context, from, to netip.AddrPort, _ net.Conn) { note(from, to) },
 	})
@@ -703,7 +873,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	for range 3 {
 		var handlers atomic.Int64
 		ours, guests := pair(t)
-		d, err := Open(ours, Config{UDP: func(netip.AddrPort) bool { return true }}, handler{
+		d, err := Open(ours, Config{UDP: anyUDP}, handler{
 			tcp: func(ctx context.Context, f *Flow) {
 				handlers.Add(1)
 				defer handlers.Add(-1)
@@ -810,6 +980,7 @@ func TestOpenRefuses(t *testing.T) {
 		"group MAC":        {ours, Config{GuestMAC: [6]byte{1, 0, 0, 0, 0, 2}}},
 		"same MAC":         {ours, Config{GuestMAC: [6]byte{2, 0, 0, 0, 0, 1}}},
 		"negative timeout": {ours, Config{Linger: -1}},
+		"negative probe":   {ours, Config{Probe: -1}},
 	} {
 		d, err := Open(c.fd, c.cfg, handler{})
 		if err == nil {

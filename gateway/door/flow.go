@@ -19,29 +19,56 @@ import (
 	"airlock.dev/airlock"
 )
 
-// Flow is one TCP connection that the guest wants to open. The guest waits for
-// Accept or Refuse; when the handler returns without either, it is refused.
-type Flow struct {
+// life is what a door knows of a flow of either protocol.
+type life struct {
 	d        *Door
 	id       stack.TransportEndpointID
 	from, to netip.AddrPort
 
 	seen  atomic.Int64 // when something last happened, as time since the door was opened
 	limit atomic.Int64 // nanoseconds after seen when the flow is ended; 0 for never
+}
+
+func (l *life) begin(d *Door, id stack.TransportEndpointID) {
+	l.d, l.id = d, id
+	l.from, l.to = addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort)
+}
+
+// expect gives the flow a new limit, from now on.
+func (l *life) expect(limit time.Duration) {
+	l.touch()
+	l.limit.Store(int64(limit))
+}
+
+func (l *life) touch() { l.seen.Store(int64(time.Since(l.d.opened))) }
+
+func (l *life) expired() bool {
+	limit := l.limit.Load()
+	return limit != 0 && int64(time.Since(l.d.opened))-l.seen.Load() > limit
+}
+
+// From returns the guest's address and port.
+func (l *life) From() netip.AddrPort { return l.from }
+
+// To returns where the guest wants to go. It may be any address of one host,
+// also an IPv6 one with an IPv4 one inside.
+func (l *life) To() netip.AddrPort { return l.to }
+
+func (l *life) gone() *airlock.Error {
+	return airlock.Errorf(airlock.Gone, "the sandbox or its door gave up the flow to %s", l.to)
+}
+
+// Flow is one TCP connection that the guest wants to open. The guest waits for
+// Accept or Refuse; when the handler returns without either, it is refused.
+type Flow struct {
+	life
 
 	mu   sync.Mutex
-	req  *tcp.ForwarderRequest // TCP, until it is decided
+	req  *tcp.ForwarderRequest // until it is decided
 	ep   tcpip.Endpoint        // once it is open
 	wq   *waiter.Queue         // of ep
 	dead bool                  // it was ended by the door
 }
-
-// From returns the guest's address and port.
-func (f *Flow) From() netip.AddrPort { return f.from }
-
-// To returns where the guest wants to go. It may be any address of one host,
-// also an IPv6 one with an IPv4 one inside.
-func (f *Flow) To() netip.AddrPort { return f.to }
 
 // Accept completes the handshake with the guest. It fails with Gone when the
 // guest gives up or does not answer within Config.Handshake, when the door
@@ -79,10 +106,6 @@ func (f *Flow) Accept() (*Conn, error) {
 	return &Conn{netstackConn: gonet.NewTCPConn(wq, ep), f: f, ep: ep}, nil
 }
 
-func (f *Flow) gone() *airlock.Error {
-	return airlock.Errorf(airlock.Gone, "the sandbox or its door gave up the flow to %s", f.to)
-}
-
 // Refuse answers the guest with a reset: it sees "connection refused" at once.
 // After Accept or Refuse it does nothing.
 func (f *Flow) Refuse() {
@@ -102,20 +125,7 @@ func (f *Flow) complete(req *tcp.ForwarderRequest, reset bool) {
 	f.d.decided(f.id)
 }
 
-// expect gives the flow a new limit, from now on.
-func (f *Flow) expect(limit time.Duration) {
-	f.touch()
-	f.limit.Store(int64(limit))
-}
-
-func (f *Flow) touch() { f.seen.Store(int64(time.Since(f.d.opened))) }
-
-func (f *Flow) expired() bool {
-	limit := f.limit.Load()
-	return limit != 0 && int64(time.Since(f.d.opened))-f.seen.Load() > limit
-}
-
-// kill ends the flow, whatever state it is in; TCP with a reset. It may miss a
+// kill ends the flow with a reset, whatever state it is in. It may miss a
 // handshake that begins in this moment: who kills looks again.
 func (f *Flow) kill() {
 	f.mu.Lock()
@@ -210,22 +220,4 @@ func reason(err error) error {
 		op.Err = net.ErrClosed
 	}
 	return err
-}
-
-// datagrams is an open UDP flow.
-type datagrams struct {
-	net.Conn
-	f *Flow
-}
-
-func (c *datagrams) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.f.touch()
-	return n, err
-}
-
-func (c *datagrams) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	c.f.touch()
-	return n, err
 }

@@ -26,6 +26,8 @@ const (
 	// advertSize is an advertisement with the option that has our MAC.
 	advertSize = header.IPv6MinimumSize + header.ICMPv6NeighborAdvertMinimumSize + 8
 	ndpHops    = 255 // RFC 4861: what has crossed no router
+	// etherTypeNothing is IEEE's first one for local experiments.
+	etherTypeNothing = 0x88b5
 )
 
 // frameRules says which frames a guest may send: TCP and UDP from its own

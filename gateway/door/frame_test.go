@@ -44,9 +44,11 @@ func tcpBody(flags header.TCPFlags, from, to uint16) []byte {
 	return b
 }
 
-func udpBody(to uint16, payload string) []byte {
+func udpBody(to uint16, payload string) []byte { return udpFrom(4000, to, payload) }
+
+func udpFrom(from, to uint16, payload string) []byte {
 	b := header.UDP(make([]byte, header.UDPMinimumSize))
-	b.Encode(&header.UDPFields{SrcPort: 4000, DstPort: to, Length: uint16(header.UDPMinimumSize + len(payload))})
+	b.Encode(&header.UDPFields{SrcPort: from, DstPort: to, Length: uint16(header.UDPMinimumSize + len(payload))})
 	return append(b, payload...)
 }
 
@@ -270,7 +272,7 @@ func FuzzFrames(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
-		d, end := open(t, Config{MaxFlows: 4, UDP: func(netip.AddrPort) bool { return true }}, handler{tcp: echo, udp: discard})
+		d, end := open(t, Config{MaxFlows: 4, UDP: anyUDP}, handler{tcp: echo, udp: discard})
 		go io.Copy(io.Discard, end)
 		for len(input) > 0 {
 			n := min(int(input[0])*8, len(input)-1)

@@ -34,6 +34,8 @@ type link struct {
 	in           []byte // one frame, and a byte more so that one that is too long shows
 	to           atomic.Pointer[stack.NetworkDispatcher]
 	done         chan struct{} // closed when nothing is read any more
+	gone         chan struct{} // closed when there is nobody on the other end
+	leave        sync.Once     // closes gone
 
 	writing sync.Mutex  // one frame at a time
 	stuck   bool        // under writing: the last frame was lost
@@ -88,12 +90,14 @@ func newLinkOn(c net.Conn, rules frameRules) (*link, error) {
 		head6: rules.ethernet(header.IPv6ProtocolNumber),
 		in:    make([]byte, ethernetSize+rules.mtu+1),
 		done:  make(chan struct{}),
+		gone:  make(chan struct{}),
 	}, nil
 }
 
 // read takes frames until the link is shut.
 func (l *link) read() {
 	defer close(l.done)
+	defer l.lose()
 	for {
 		n, err := l.conn.Read(l.in)
 		if err != nil {
@@ -144,8 +148,29 @@ func (l *link) write(parts [][]byte) {
 	l.stuck = err != nil
 	if err != nil {
 		l.lost.Add(1)
+		l.failed(err)
 	}
 }
+
+// probe sends a frame that means nothing to anyone. The end of a peer is no
+// event on a pair of SOCK_DGRAM: only who sends something is told.
+func (l *link) probe() {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if err := l.try([][]byte{l.rules.ethernet(etherTypeNothing)}, false); err != nil {
+		l.failed(err)
+	}
+}
+
+// failed looks at why a frame was not sent.
+func (l *link) failed(err error) {
+	switch err {
+	case unix.ECONNREFUSED, unix.ECONNRESET, unix.ENOTCONN, unix.EPIPE:
+		l.lose()
+	}
+}
+
+func (l *link) lose() { l.leave.Do(func() { close(l.gone) }) }
 
 // try sends one frame; with wait, not before there is room or the deadline.
 func (l *link) try(parts [][]byte, wait bool) error {

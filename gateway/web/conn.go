@@ -16,6 +16,7 @@ const (
 	relayLeast  = 4 << 10  // of each direction of a raw connection
 	relayMost   = 64 << 10
 	drainTime   = time.Second
+	drainMost   = 256 << 10
 )
 
 var (
@@ -50,7 +51,7 @@ type conn struct {
 
 	mu     sync.Mutex
 	at     place
-	route  Route
+	routes []Route
 	routed time.Time // when, which is not for ever
 }
 
@@ -105,8 +106,8 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// drain bounds how long the server reads what is left of a request's body after
-// its answer. If that does not come, the connection ends: what comes later must
+// drain bounds how long what is left of a request's body is read after its
+// answer. If that does not come, the connection ends: what comes later must
 // not be taken for a request.
 func (c *conn) drain() {
 	c.drained.Store(true)
@@ -141,7 +142,11 @@ func (c *conn) CloseWrite() error {
 
 // abort resets the connection.
 func (c *conn) abort() {
-	switch nc := c.Conn.(type) {
+	nc := c.Conn
+	if t, ok := nc.(*tls.Conn); ok {
+		nc = t.NetConn()
+	}
+	switch nc := nc.(type) {
 	case interface{ Abort() }:
 		nc.Abort()
 	case *net.TCPConn:
@@ -228,10 +233,10 @@ func (x *crossing) end(status int, err error) {
 func (d *Door) relay(c, up *conn, x *crossing) {
 	broken := context.AfterFunc(c.ctx, func() { c.abort(); up.abort() })
 	x.watch(d.limits.Idle, func() { c.abort(); up.abort() })
-	var both sync.WaitGroup
-	both.Go(func() { x.copy(up, c, &x.out) })
-	both.Go(func() { x.copy(c, up, &x.in) })
-	both.Wait()
+	var out sync.WaitGroup
+	out.Go(func() { x.copy(up, c, &x.out) })
+	x.copy(c, up, &x.in)
+	out.Wait()
 	if !broken() {
 		x.fail(errGone)
 	}

@@ -210,14 +210,14 @@ func (w *world) end() string {
 
 var upstreamAddr = netip.MustParseAddr("203.0.113.7")
 
-func (w *world) Route(_ context.Context, host string, port uint16) (Route, error) {
+func (w *world) Routes(_ context.Context, _, host string, port uint16) ([]Route, error) {
 	if host == "169.254.169.254" {
-		return Route{}, &Denied{Reason: "metadata addresses are refused"}
+		return nil, &Denied{Reason: "metadata addresses are refused"}
 	}
 	if w.places[fmt.Sprintf("%s:%d", host, port)] == "" {
-		return Route{}, errors.New("no such host")
+		return nil, errors.New("no such host")
 	}
-	return Route{IP: upstreamAddr}, nil
+	return []Route{{IP: upstreamAddr}}, nil
 }
 
 func (w *world) Connect(ctx context.Context, r Route) (net.Conn, error) {

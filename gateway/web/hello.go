@@ -28,8 +28,9 @@ const (
 var errSeen = errors.New("the ClientHello was seen")
 
 type hello struct {
-	name string // SNI; empty if there is none
-	ech  bool
+	name      string // SNI; empty if there is none
+	ech       bool
+	protocols []string // that the client speaks, by ALPN
 }
 
 // readHello reads a ClientHello, as crypto/tls understands it, and answers
@@ -38,7 +39,7 @@ func readHello(c net.Conn) (h hello, raw []byte, err error) {
 	rec := &recorder{Conn: c}
 	err = tls.Server(rec, &tls.Config{
 		GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
-			h = hello{name: i.ServerName, ech: slices.Contains(i.Extensions, extensionECH)}
+			h = hello{name: i.ServerName, ech: slices.Contains(i.Extensions, extensionECH), protocols: i.SupportedProtos}
 			return nil, errSeen
 		},
 	}).Handshake()
@@ -68,51 +69,47 @@ func (r *recorder) Read(p []byte) (int, error) {
 
 func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
 
-// secure serves a connection that speaks TLS.
-func (d *Door) secure(c *conn, mode Mode) {
+// secure serves a connection that speaks TLS, as begun.
+func (d *Door) secure(c *conn, mode Mode) *conn {
 	h, raw, err := readHello(c)
 	if err != nil {
 		c.alert(alertHandshakeFailure)
-		return
+		return nil
 	}
 	c.unread(raw)
 	at, denied := d.sni(c.at, h)
 	if denied == nil && c.at.literal && !at.literal {
 		// Only now it is known who is meant.
-		if mode, err = d.cfg.Judge.Admit(c.ctx, at.host, at.port); err != nil {
+		if mode, err = d.admit(c.ctx, at); err != nil {
 			c.alert(alertAccessDenied)
-			return
+			return nil
 		}
 	}
-	if denied == nil && mode != Terminate && h.ech {
+	ends := mode == Terminate || mode == Any
+	if denied == nil && !ends && h.ech {
 		denied = &Denied{Reason: "the name is encrypted (ECH), and a connection is passed through by its name only", Ask: "switch ECH off in the client"}
 	}
 	if denied != nil {
 		d.cfg.Judge.Refused(c.ctx, Request{Scheme: "tls", Method: http.MethodConnect, Host: at.host, Port: at.port, BodyBytes: -1}, denied)
-		if mode != Terminate {
+		if !ends {
 			c.alert(alertAccessDenied)
-			return
+			return nil
 		}
 		c.refused = denied // told in answers, which people can read
 	}
 	c.at = at
-	if mode == Terminate {
-		d.terminate(c)
-		return
+	if ends {
+		return d.terminate(c, h, mode)
 	}
 	// A name that SNI told and that is for raw bytes is passed on by it as well.
 	x, up, err := d.reach(c.ctx, "tls", at)
 	if err != nil {
-		var denied *Denied
-		if errors.As(err, &denied) {
-			c.alert(alertAccessDenied)
-		} else {
-			c.alert(alertInternal)
-		}
-		return
+		c.alert(alertFor(err))
+		return nil
 	}
 	c.Conn.SetReadDeadline(time.Time{})
 	d.relay(c, up, x)
+	return nil
 }
 
 // sni returns where a connection goes that was opened to at, by what its
@@ -132,23 +129,47 @@ func (d *Door) sni(at place, h hello) (place, *Denied) {
 	return named, disagrees("the TLS server name", named.host, at)
 }
 
-// terminate ends TLS and serves the requests in it.
-func (d *Door) terminate(c *conn) {
-	t := tls.Server(c, d.tls)
-	ctx, cancel := context.WithTimeout(c.ctx, d.limits.Handshake)
-	err := t.HandshakeContext(ctx)
-	cancel()
+// terminate ends TLS and serves the requests in it, or what else there is.
+func (d *Door) terminate(c *conn, h hello, mode Mode) *conn {
+	raw := mode == Any && c.refused == nil
+	if raw && len(h.protocols) > 0 && !slices.ContainsFunc(h.protocols, isHTTP) {
+		d.rawInside(c, h.protocols)
+		return nil
+	}
+	t, err := d.finish(c, d.tls)
 	if err != nil {
+		return nil
+	}
+	c.secure = true
+	if !raw || t.ConnectionState().NegotiatedProtocol != "" {
+		return d.http(c, t)
+	}
+	return d.guessInside(c, t)
+}
+
+// finish ends TLS with a client; c is closed with an error.
+func (d *Door) finish(c *conn, config *tls.Config) (*tls.Conn, error) {
+	t := tls.Server(c, config)
+	ctx, cancel := context.WithTimeout(c.ctx, d.limits.Handshake)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
 		c.Close()
-		return
+		return nil, fmt.Errorf("TLS with the sandbox: %w", err)
 	}
 	c.Conn.SetReadDeadline(time.Time{})
-	c.secure = true
-	d.http(c, t)
+	return t, nil
 }
 
 func (d *Door) certificate(i *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return d.leaves.get(connOf(i.Conn).at.host)
+}
+
+// alertFor is the alert that tells why a destination was not reached.
+func alertFor(err error) byte {
+	if _, ok := errors.AsType[*Denied](err); ok {
+		return alertAccessDenied
+	}
+	return alertInternal
 }
 
 // alert ends a connection with a fatal alert, which clients can show.

@@ -279,6 +279,35 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
+// A request that is denied with a body does not take its connection with it.
+func TestBodyOfDenied(t *testing.T) {
+	w := newWorld(t)
+	a := w.name("one.test", map[uint16]string{80: w.upstream(echo, false, "")})
+	w.deny = func(r Request) error {
+		if r.Path == "/no" {
+			return &Denied{Reason: "no"}
+		}
+		return nil
+	}
+	w.open()
+	c := w.at(a, 80)
+	r := bufio.NewReader(c)
+	for i, body := range []string{
+		"Content-Length: 5\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "Content-Length: 0\r\n\r\n",
+		"Content-Length: 200000\r\n\r\n" + strings.Repeat("x", 200000),
+	} {
+		for path, status := range map[string]int{"/no": 403, "/yes": 200} {
+			_, err := io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: one.test\r\n"+body)
+			must(t, err)
+			res, err := http.ReadResponse(r, nil)
+			must(t, err)
+			_, err = io.Copy(io.Discard, res.Body)
+			must(t, err)
+			want(t, fmt.Sprint(i, path), res.StatusCode, status)
+		}
+	}
+}
+
 // A body whose rest comes late is not a request.
 func TestRestOfBody(t *testing.T) {
 	w := newWorld(t)
@@ -325,16 +354,16 @@ func TestUpstreamConnections(t *testing.T) {
 		raw(t, moved.tlsTo(a, 443, "one.test"), "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
 	}
 	want(t, "log", lines(moved.took()...), lines("GET https://one.test:443/ 203.0.113.1", "GET https://one.test:443/ 203.0.113.2"))
-	want(t, "connections", fmt.Sprint(moved.connects), "[{one.test 443 203.0.113.1} {one.test 443 203.0.113.2}]")
+	want(t, "connections", fmt.Sprint(moved.connects), "[{https one.test 443 203.0.113.1 } {https one.test 443 203.0.113.2 }]")
 }
 
 // router answers another address each time.
 type router struct{ *world }
 
-func (r router) Route(ctx context.Context, host string, port uint16) (Route, error) {
+func (r router) Routes(context.Context, string, string, uint16) ([]Route, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return Route{IP: netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + len(r.connects))})}, nil
+	return []Route{{IP: netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + len(r.connects))})}}, nil
 }
 
 func TestWrap(t *testing.T) {

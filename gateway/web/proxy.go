@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,9 @@ import (
 // routeLife is how long a connection keeps to the address that was picked for
 // it. Then it is resolved and classified again.
 const routeLife = time.Minute
+
+// routesMost is how many ways to a host are tried.
+const routesMost = 3
 
 var (
 	errBodyTooLarge   = errors.New("the request's body is larger than this sandbox may send")
@@ -31,8 +35,11 @@ type target struct {
 	req   Request
 	route Route
 	out   http.Header // of the answer to the sandbox
+	body  *meter      // of the request; nil if there is none
+	last  bool        // there is no other way to go
 
-	answered atomic.Bool // upstream began to answer
+	answered *atomic.Bool // upstream began to answer
+	again    bool         // it was not connected to, and the next route is to be tried
 }
 
 type targetKey struct{}
@@ -50,22 +57,39 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer d.work.Done()
 	c := r.Context().Value(connKey{}).(*conn)
 	rc := http.NewResponseController(w)
-	if r.ProtoMajor == 1 {
-		// Answers do not wait for the request's body.
-		if err := rc.EnableFullDuplex(); err != nil {
-			panic(err) // not with net/http's server
-		}
-		c.drained.Store(false)
-		if r.Body != http.NoBody {
-			b := &body{ReadCloser: r.Body}
-			r.Body = b
-			defer func() {
-				if !b.over.Load() {
-					c.drain()
-				}
-			}()
-		}
+	if r.ProtoMajor != 1 {
+		d.serve(w, r, c, rc)
+		return
 	}
+	// Answers do not wait for the request's body.
+	if err := rc.EnableFullDuplex(); err != nil {
+		panic(err) // not with net/http's server
+	}
+	c.drained.Store(false)
+	b := &body{ReadCloser: r.Body}
+	if r.Body != http.NoBody {
+		r.Body = b
+	}
+	expected := len(r.Header["Expect"]) > 0
+	d.serve(w, r, c, rc)
+	if r.Body == http.NoBody || b.over.Load() {
+		return
+	}
+	// The rest of the body is in the way of the next request. The server would
+	// read it too, but with full duplex it takes its end for that of all reading,
+	// and the connection ends with a panic.
+	rc.Flush()
+	c.drain()
+	if !expected || b.begun.Load() {
+		io.CopyN(io.Discard, b, drainMost)
+	}
+	if b.over.Load() {
+		c.drained.Store(false)
+	}
+}
+
+// serve is ServeHTTP for every version.
+func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.ResponseController) {
 	if !d.rate.Allow() {
 		w.Header().Set("Retry-After", "1")
 		deny(w, r, &Denied{Status: http.StatusTooManyRequests, Reason: fmt.Sprintf("the sandbox makes more than %d requests per minute", d.limits.RequestsPerMinute), Ask: "make them more slowly"})
@@ -92,7 +116,6 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	t := &target{out: w.Header()}
 	ctx := r.Context()
 	half := r.ProtoMajor == 1 && !c.secure
 	if half {
@@ -101,6 +124,7 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(c.ctx, func() { cancel(errGone) })()
+	var answered atomic.Bool
 	if half {
 		// A client that has said all it has to say may still read. Whether it
 		// does is known when it is written to, which must come soon.
@@ -108,14 +132,15 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			select {
 			case <-ctx.Done():
 			case <-time.After(d.limits.HalfClosed):
-				if !t.answered.Load() {
+				if !answered.Load() {
 					cancel(errGone)
 				}
 			}
 		})()
 	}
+	r = r.WithContext(ctx)
 
-	route, err := d.route(ctx, c, place{host: req.Host, port: req.Port})
+	routes, err := d.routes(ctx, c, req.Scheme, place{host: req.Host, port: req.Port})
 	if err != nil {
 		if denied, ok := errors.AsType[*Denied](err); ok {
 			d.cfg.Judge.Refused(ctx, req, denied)
@@ -125,14 +150,27 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		failed(w, r, err)
 		return
 	}
-	req.IP = route.IP
-	permit, err := d.cfg.Judge.Cross(ctx, req)
-	if err != nil {
-		deny(w, r, undecided(err))
-		return
+	for i, route := range routes {
+		req.IP, req.Class = route.IP, route.Class
+		permit, err := d.cfg.Judge.Cross(ctx, req)
+		if err != nil {
+			deny(w, r, undecided(err))
+			return
+		}
+		t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header(), answered: &answered, last: i == len(routes)-1}
+		stalled := func() {
+			cancel(errStalled)
+			rc.SetReadDeadline(time.Unix(1, 0))
+		}
+		if d.attempt(w, r, t, stalled); !t.again {
+			return
+		}
+		c.failed(route)
 	}
+}
 
-	t.crossing, t.req, t.route = newCrossing(permit), req, route
+// attempt passes a request on that was permitted.
+func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stalled func()) {
 	defer func() {
 		p := recover()
 		if p != nil {
@@ -143,13 +181,11 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(p) // it is http.ErrAbortHandler, for the server
 		}
 	}()
-	t.watch(d.limits.Idle, func() {
-		cancel(errStalled)
-		rc.SetReadDeadline(time.Unix(1, 0))
-	})
-	r = r.WithContext(context.WithValue(ctx, targetKey{}, t))
+	t.watch(d.limits.Idle, stalled)
+	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, t))
 	if r.Body != http.NoBody {
-		r.Body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
+		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
+		r.Body = t.body
 	}
 	d.proxy.ServeHTTP(w, r)
 }
@@ -185,6 +221,9 @@ func (d *Door) read(c *conn, r *http.Request) (req Request, denied *Denied) {
 	}
 	if c.refused != nil {
 		return req, c.refused
+	}
+	if r.Method == "PRI" {
+		return bad("this is HTTP/2 in clear, which is not carried: use HTTP/1.1, or HTTP/2 in TLS")
 	}
 	if !isMethod(r.Method) {
 		return bad("the method %.40q is not one in upper case", r.Method)
@@ -301,57 +340,78 @@ func upgrade(r *http.Request) string {
 	return protocol
 }
 
-// route is where requests of a connection go, for a while.
-func (d *Door) route(ctx context.Context, c *conn, to place) (Route, error) {
+// routes are where requests of a connection go, for a while.
+func (d *Door) routes(ctx context.Context, c *conn, scheme string, to place) ([]Route, error) {
 	c.mu.Lock()
-	route, routed := c.route, c.routed
+	routes, routed := c.routes, c.routed
 	c.mu.Unlock()
-	if route.Host == to.host && route.Port == to.port && time.Since(routed) < routeLife {
-		return route, nil
+	if len(routes) > 0 && routes[0].Host == to.host && routes[0].Port == to.port && time.Since(routed) < routeLife {
+		return routes, nil
 	}
-	route, err := d.pick(ctx, to)
+	routes, err := d.pick(ctx, scheme, to)
 	if err == nil {
 		c.mu.Lock()
-		c.route, c.routed = route, time.Now()
+		c.routes, c.routed = routes, time.Now()
 		c.mu.Unlock()
 	}
-	return route, err
+	return routes, err
 }
 
-func (d *Door) pick(ctx context.Context, to place) (Route, error) {
+// failed has the requests that follow try other routes first.
+func (c *conn) failed(r Route) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.Index(c.routes, r); i >= 0 {
+		c.routes = append(slices.Concat(c.routes[:i], c.routes[i+1:]), r)
+	}
+}
+
+func (d *Door) pick(ctx context.Context, scheme string, to place) ([]Route, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.limits.Handshake)
 	defer cancel()
-	route, err := d.cfg.Router.Route(ctx, to.host, to.port)
-	if err != nil {
-		return Route{}, fmt.Errorf("find the address of %s: %w", to.host, err)
+	routes, err := d.cfg.Router.Routes(ctx, scheme, to.host, to.port)
+	if err == nil && len(routes) == 0 {
+		err = errors.New("it has none")
 	}
-	// What is decided on and what is dialled is what was asked for.
-	route.Host, route.Port = to.host, to.port
-	return route, nil
+	if err != nil {
+		return nil, fmt.Errorf("find the address of %s: %w", to.host, err)
+	}
+	routes = slices.Clone(routes[:min(len(routes), routesMost)])
+	for i := range routes {
+		// What is decided on and what is dialled is what was asked for.
+		routes[i].Scheme, routes[i].Host, routes[i].Port = scheme, to.host, to.port
+	}
+	return routes, nil
 }
 
 // reach decides a connection as a whole, and makes it.
 func (d *Door) reach(ctx context.Context, scheme string, to place) (*crossing, *conn, error) {
 	req := Request{Scheme: scheme, Method: http.MethodConnect, Host: to.host, Port: to.port, BodyBytes: -1}
-	route, err := d.pick(ctx, to)
+	routes, err := d.pick(ctx, scheme, to)
 	if err != nil {
 		if denied, ok := errors.AsType[*Denied](err); ok {
 			d.cfg.Judge.Refused(ctx, req, denied)
 		}
 		return nil, nil, err
 	}
-	req.IP = route.IP
-	permit, err := d.cfg.Judge.Cross(ctx, req)
-	if err != nil {
-		return nil, nil, undecided(err)
-	}
-	x := newCrossing(permit)
-	up, err := d.connectTo(ctx, route)
-	if err != nil {
+	var failed error
+	for _, route := range routes {
+		req.IP, req.Class = route.IP, route.Class
+		permit, err := d.cfg.Judge.Cross(ctx, req)
+		if err != nil {
+			return nil, nil, undecided(err)
+		}
+		x := newCrossing(permit)
+		up, err := d.connectTo(ctx, route)
+		if err == nil {
+			return x, up, nil
+		}
 		x.end(0, err)
-		return nil, nil, err
+		if failed = err; ctx.Err() != nil {
+			break
+		}
 	}
-	return x, up, nil
+	return nil, nil, failed
 }
 
 func (d *Door) connectTo(ctx context.Context, route Route) (*conn, error) {
@@ -359,7 +419,7 @@ func (d *Door) connectTo(ctx context.Context, route Route) (*conn, error) {
 	defer cancel()
 	nc, err := d.cfg.Router.Connect(ctx, route)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", authority("", route.Host, route.Port), err)
+		return nil, &unconnected{authority("", route.Host, route.Port), err}
 	}
 	c := d.newConn(d.ctx, nc, place{host: route.Host, port: route.Port})
 	if c == nil {
@@ -367,6 +427,16 @@ func (d *Door) connectTo(ctx context.Context, route Route) (*conn, error) {
 	}
 	return c, nil
 }
+
+// unconnected is why there is no connection to upstream, of which nothing was
+// said yet.
+type unconnected struct {
+	to  string
+	err error
+}
+
+func (u *unconnected) Error() string { return "connect to " + u.to + ": " + u.err.Error() }
+func (u *unconnected) Unwrap() error { return u.err }
 
 // key is a URL's host that stands for a route, so that requests share an
 // upstream connection only if they were decided for the same name and address.
@@ -396,20 +466,29 @@ func (d *Door) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := d.upstream.Clone()
-	config.ServerName = t.route.Host
-	config.NextProtos = []string{"h2", "http/1.1"}
+	protocols := []string{"h2", "http/1.1"}
 	if t.req.Upgrade != "" {
-		config.NextProtos = []string{"http/1.1"} // only it has upgrades
+		protocols = []string{"http/1.1"} // only it has upgrades
 	}
-	secure := tls.Client(c, config)
-	ctx, cancel := context.WithTimeout(ctx, d.limits.Handshake)
-	defer cancel()
-	if err := secure.HandshakeContext(ctx); err != nil {
-		c.Close()
-		return nil, fmt.Errorf("TLS with %s: %w", authority("https", t.route.Host, t.route.Port), err)
+	secure, err := d.secured(ctx, c, protocols)
+	if err != nil {
+		return nil, err
 	}
 	return secure, nil
+}
+
+// secured begins TLS with upstream; c is closed with an error.
+func (d *Door) secured(ctx context.Context, c *conn, protocols []string) (*tls.Conn, error) {
+	config := d.upstream.Clone()
+	config.ServerName, config.NextProtos = c.at.host, protocols
+	t := tls.Client(c, config)
+	ctx, cancel := context.WithTimeout(ctx, d.limits.Handshake)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("TLS with %s: %w", authority("https", c.at.host, c.at.port), err)
+	}
+	return t, nil
 }
 
 // rewrite makes the request that goes upstream of what was decided.
@@ -461,6 +540,10 @@ func (d *Door) failed(w http.ResponseWriter, r *http.Request, err error) {
 		err = cause
 	}
 	t.fail(err)
+	if _, ok := errors.AsType[*unconnected](err); ok && !t.last && (t.body == nil || !t.body.begun.Load()) {
+		t.again = true
+		return
+	}
 	if err := t.failure(); errors.Is(err, errGone) || errors.Is(err, context.Canceled) {
 		panic(http.ErrAbortHandler) // nobody is there
 	}
@@ -489,13 +572,14 @@ func failed(w http.ResponseWriter, r *http.Request, err error) (status int) {
 	return status
 }
 
-// body knows whether it was read to its end.
+// body knows whether it was read, and to its end.
 type body struct {
 	io.ReadCloser
-	over atomic.Bool
+	begun, over atomic.Bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
+	b.begun.Store(true)
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF {
 		b.over.Store(true)
@@ -510,9 +594,11 @@ type meter struct {
 	count *atomic.Int64
 	left  int64
 	over  error
+	begun atomic.Bool // what was read can be sent once only
 }
 
 func (m *meter) Read(p []byte) (int, error) {
+	m.begun.Store(true)
 	if m.left < 0 {
 		return 0, m.over
 	}
@@ -570,7 +656,7 @@ func (d *Door) connect(w http.ResponseWriter, r *http.Request, c *conn) {
 	}
 	at, release := d.hold(place{host: host, port: port, literal: isAddress(host)})
 	defer release()
-	mode, err := d.cfg.Judge.Admit(c.ctx, at.host, at.port)
+	mode, err := d.admit(c.ctx, at)
 	if err != nil {
 		deny(w, r, undecided(err))
 		return
@@ -602,5 +688,7 @@ func (d *Door) connect(w http.ResponseWriter, r *http.Request, c *conn) {
 		d.relay(c, up, x)
 		return
 	}
-	d.sniff(c, mode)
+	if c := d.sniff(c, mode); c != nil {
+		<-c.done
+	}
 }

@@ -43,6 +43,15 @@ const (
 	Passthrough
 	// TCP decides a connection by its destination and passes its bytes on.
 	TCP
+	// Any is for destinations to which raw bytes are permitted besides requests.
+	// Ports 80 and 443, and what begins like HTTP or TLS, are treated as with
+	// Terminate; everything else is as with TCP, also a client that says nothing
+	// for Limits.Guess, as is usual where servers speak first (SSH, SMTP, MySQL).
+	// What is said in TLS and is not HTTP goes on in TLS of our own, decided as
+	// a whole with the scheme "tls"; upstream sees no certificate of the client.
+	// Whoever wants to can have requests taken for raw bytes: a Judge that
+	// answers Any has to permit both.
+	Any
 )
 
 // Judge decides what may cross and records it. Its methods are called from
@@ -64,11 +73,12 @@ type Judge interface {
 
 // Request is what a decision is about.
 type Request struct {
-	Scheme  string // "http", "https"; "tls" passed through, "tcp" for raw bytes
+	Scheme  string // "http", "https"; "tls" for other bytes in TLS, "tcp" for raw ones
 	Method  string // upper case; "CONNECT" for tls and tcp
 	Host    string // name or address in canonical form
 	Port    uint16
-	IP      netip.Addr // that will be dialled; not valid in Refused
+	IP      netip.Addr // that will be dialled; not valid in Refused, nor where others resolve
+	Class   string     // of IP, as package address names it
 	Path    string     // decoded; no empty, "." or ".." segments; empty for tls and tcp
 	RawPath string     // Path as it goes upstream, encoded
 	// RawQuery is as the client wrote it.
@@ -88,19 +98,24 @@ type Permit interface {
 	End(status int, bytesOut, bytesIn int64, err error)
 }
 
-// Route is where a connection will go.
+// Route is where a connection will go: to one address.
 type Route struct {
-	Host string
-	Port uint16
-	IP   netip.Addr
+	Scheme string // as in Request
+	Host   string
+	Port   uint16
+	IP     netip.Addr // not valid if someone else resolves Host; see Router
+	Class  string     // of IP
 }
 
 // Router resolves, classifies and dials.
 type Router interface {
-	// Route picks the address for a host. A *Denied refuses it by its class; it
+	// Routes returns the ways to a host, the best first and at least one. Each
+	// is decided by itself before it is tried; the next one is tried if it does
+	// not connect. A *Denied refuses the host by the class of its addresses; it
 	// is recorded here.
-	Route(ctx context.Context, host string, port uint16) (Route, error)
-	// Connect dials exactly r.IP and r.Port.
+	Routes(ctx context.Context, scheme, host string, port uint16) ([]Route, error)
+	// Connect dials exactly r.IP and r.Port, and if IP is not valid it has the
+	// host connected to by whoever resolves it.
 	Connect(ctx context.Context, r Route) (net.Conn, error)
 }
 
@@ -127,6 +142,7 @@ type Limits struct {
 	HalfClosed        time.Duration // until upstream answers a client that may be gone; 1 min
 	Idle              time.Duration // without a byte either way; 15 min
 	KeepAlive         time.Duration // between requests; 2 min
+	Guess             time.Duration // for a client to begin with HTTP or TLS, where it need not; 250 ms
 }
 
 func (l Limits) filled() Limits {
@@ -141,6 +157,7 @@ func (l Limits) filled() Limits {
 	fill(&l.HalfClosed, time.Minute)
 	fill(&l.Idle, 15*time.Minute)
 	fill(&l.KeepAlive, 2*time.Minute)
+	fill(&l.Guess, 250*time.Millisecond)
 	return l
 }
 
@@ -291,48 +308,68 @@ func (d *Door) Serve(ctx context.Context, f Flow) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.ctx, cancel)()
+	c, release := d.begun(ctx, f)
+	defer release()
+	if c != nil {
+		<-c.done // nearly all flows are here, with little on their stacks
+	}
+}
 
+// begun decides how a flow is served and begins to. A connection that it returns
+// is served until it is done; the name of its address is held until release.
+func (d *Door) begun(ctx context.Context, f Flow) (_ *conn, release func()) {
+	release = func() {}
 	if !d.rate.Allow() {
 		f.Refuse()
-		return
+		return nil, release
 	}
 	to := netip.AddrPortFrom(f.To().Addr().Unmap(), f.To().Port())
 	if d.own[to.Addr()] {
 		if to.Port() != d.cfg.ProxyPort {
 			f.Refuse()
-			return
+			return nil, release
 		}
-		if c := d.accept(ctx, f, place{}); c != nil {
+		c := d.accept(ctx, f, place{})
+		if c != nil {
 			c.proxy = true
-			d.http(c, c)
+			c = d.http(c, c)
 		}
-		return
+		return c, release
 	}
 	at, release := d.hold(place{host: to.Addr().String(), port: to.Port(), literal: true})
-	defer release()
-	mode, err := d.cfg.Judge.Admit(ctx, at.host, at.port)
+	mode, err := d.admit(ctx, at)
 	if err != nil {
 		f.Refuse()
-		return
+		return nil, release
 	}
 	if mode == TCP {
 		// Upstream comes first, so that what cannot be reached is not accepted.
 		x, up, err := d.reach(ctx, "tcp", at)
 		if err != nil {
 			f.Refuse()
-			return
+			return nil, release
 		}
 		if c := d.accept(ctx, f, at); c != nil {
 			d.relay(c, up, x)
-			return
+		} else {
+			up.abort()
+			x.end(0, errGone)
 		}
-		up.abort()
-		x.end(0, errGone)
-		return
+		return nil, release
 	}
 	if c := d.accept(ctx, f, at); c != nil {
-		d.sniff(c, mode)
+		return d.sniff(c, mode), release
 	}
+	return nil, release
+}
+
+// admit asks the Judge how to treat connections to a place.
+func (d *Door) admit(ctx context.Context, at place) (Mode, error) {
+	mode, err := d.cfg.Judge.Admit(ctx, at.host, at.port)
+	if mode == Any && (at.port == 80 || at.port == 443) {
+		mode = Terminate
+	}
+	return mode, err
 }
 
 func (d *Door) accept(ctx context.Context, f Flow, at place) *conn {
@@ -343,37 +380,52 @@ func (d *Door) accept(ctx context.Context, f Flow, at place) *conn {
 	return d.newConn(ctx, nc, at)
 }
 
-// sniff serves an accepted connection by what its first byte is.
-func (d *Door) sniff(c *conn, mode Mode) {
+// sniff serves an accepted connection by what its first bytes are, as begun.
+func (d *Door) sniff(c *conn, mode Mode) *conn {
+	if mode == Any {
+		switch kind, err := d.guess(c); {
+		case err != nil:
+			c.Close()
+		case kind == beginsHello:
+			c.Conn.SetReadDeadline(time.Now().Add(d.limits.Handshake))
+			return d.secure(c, mode)
+		case kind == beginsRequest:
+			return d.http(c, c)
+		default:
+			d.raw(c)
+		}
+		return nil
+	}
 	c.Conn.SetReadDeadline(time.Now().Add(d.limits.Handshake))
 	first := make([]byte, 1) // many wait here, with no more than that
 	if n, _ := c.Read(first); n == 0 {
 		c.Close()
-		return
+		return nil
 	}
 	c.unread(first)
 	switch {
 	case first[0] == recordHandshake:
-		d.secure(c, mode)
+		return d.secure(c, mode)
 	case mode == Passthrough:
 		d.cfg.Judge.Refused(c.ctx, Request{Scheme: "tcp", Method: http.MethodConnect, Host: c.at.host, Port: c.at.port, BodyBytes: -1}, &Denied{Reason: "only TLS may go there, and this is not TLS"})
 		c.abort()
+		return nil
 	default:
 		c.Conn.SetReadDeadline(time.Time{})
-		d.http(c, c)
+		return d.http(c, c)
 	}
 }
 
-// http hands a connection to the server and waits for its end.
-func (d *Door) http(c *conn, nc net.Conn) {
+// http hands a connection to the server, which closes it.
+func (d *Door) http(c *conn, nc net.Conn) *conn {
 	select {
 	case d.listener.conns <- nc:
-		<-c.done
 	case <-d.listener.done:
 		c.Close()
 	case <-c.ctx.Done():
 		c.Close()
 	}
+	return c
 }
 
 // listener is how the server gets its connections.

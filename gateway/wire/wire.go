@@ -28,11 +28,13 @@ const (
 
 // Start is what a gateway must know before anything else.
 type Start struct {
-	Root        []byte         // certificate of the authority that sandboxes trust, DER
-	Key         []byte         // its key, PKCS #8
-	Reachable   []netip.Prefix `json:",omitempty"` // ranges that count as public here
-	FlowsMost   int            `json:",omitempty"` // of one door
-	RequestsMin int            `json:",omitempty"` // requests per minute of one door
+	Root      []byte         // certificate of the authority that sandboxes trust, DER
+	Key       []byte         // its key, PKCS #8
+	Reachable []netip.Prefix `json:",omitempty"` // ranges that count as public here
+	// ProxyResolves has the proxy of this machine resolve names; see package upstream.
+	ProxyResolves bool `json:",omitempty"`
+	FlowsMost     int  `json:",omitempty"` // of one door
+	RequestsMin   int  `json:",omitempty"` // requests per minute of one door
 }
 
 // Door is a sandbox's, and what the gateway must know of it.
