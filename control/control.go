@@ -64,6 +64,8 @@ type Config struct {
 
 	Boundary Boundary      // what every act passes
 	Hold     time.Duration // how long a crossing waits for approval; 0 is DefaultHold
+	// Registries are where the profile packages leads besides the public ones.
+	Registries []policy.Registry
 }
 
 // Sandboxes holds all sandboxes of this host. Open it with New, then Recover,
@@ -210,7 +212,7 @@ func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	request, err := policy.FromRequest(sb.Profile, sb.Policy, sb.Network)
+	request, err := policy.FromRequest(sb.Profile, sb.Policy, sb.Network, c.cfg.Registries)
 	if err != nil {
 		mux.Close()
 		return err
@@ -285,7 +287,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 			return sb, err
 		}
 	}
-	request, err := policy.FromRequest(req.Profile, req.Policy, req.Network)
+	request, err := policy.FromRequest(req.Profile, req.Policy, req.Network, c.cfg.Registries)
 	if err != nil {
 		return airlock.Sandbox{}, err
 	}

@@ -23,6 +23,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -41,8 +42,9 @@ const SocketFD = 3
 func Main(log *slog.Logger) int {
 	// Keys are in this memory: no core files, and nobody of the same user looks.
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		log.Error("give up new privileges", "err", err)
+	// It is each thread's own.
+	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+		log.Error("give up new privileges", "err", errno)
 		return 1
 	}
 	if os.Getuid() == 0 {

@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -39,6 +40,7 @@ type Image struct {
 type Options struct {
 	Trust Trust             // without certificates the machine's own roots are trusted
 	Env   map[string]string // variables of every process, in login shells and sudo too; printable values
+	Files map[string]string // more files of root's that all may read, by absolute path
 }
 
 // guestDir is where the guest and its helpers are inside. The guest's path
@@ -83,7 +85,7 @@ var etcOwn = map[string]string{
 // variable is what a name of Options.Env is like.
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// files returns etcOwn with the variables of an image in it.
+// files checks the options and returns etcOwn with the variables of an image in it.
 func (o Options) files() (map[string]string, error) {
 	var plain, shell strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(o.Env)) {
@@ -94,6 +96,11 @@ func (o Options) files() (map[string]string, error) {
 		quoted := "'" + strings.ReplaceAll(value, "'", `'\''`) + "'"
 		fmt.Fprintf(&plain, "%s=%s\n", name, value)
 		fmt.Fprintf(&shell, "[ -n \"${%[1]s+x}\" ] || export %[1]s=%[2]s\n", name, quoted)
+	}
+	for p := range o.Files {
+		if !path.IsAbs(p) || path.Clean(p) != p || p == "/" {
+			return nil, airlock.Invalidf("files", "give absolute paths", "the image cannot have the file %q", p)
+		}
 	}
 	files := maps.Clone(etcOwn)
 	files["environment"] += plain.String()
@@ -127,7 +134,7 @@ func Host(dir, guest string, uidBase int, opts Options) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("read the guest binary: %w", err)
 	}
-	id := "host-" + digest(binary, files, roots)
+	id := "host-" + digest(binary, roots, files, opts.Files)
 	img := Image{ID: id, RootFS: filepath.Join(dir, id), Guest: guestDir + "/guest", Env: opts.Env}
 	if len(roots) > 0 {
 		img.TrustID = opts.Trust.ID
@@ -144,6 +151,9 @@ func Host(dir, guest string, uidBase int, opts Options) (Image, error) {
 		b.skip = etcStores
 	}
 	b.host(binary, files)
+	for p, text := range opts.Files {
+		b.store(p, []byte(text))
+	}
 	b.trust(roots)
 	if b.err != nil {
 		discard(temp)
@@ -156,19 +166,22 @@ func Host(dir, guest string, uidBase int, opts Options) (Image, error) {
 }
 
 // digest names what Airlock puts into an image.
-func digest(guest []byte, files map[string]string, roots []*x509.Certificate) string {
+func digest(guest []byte, roots []*x509.Certificate, files ...map[string]string) string {
 	h := sha256.New()
 	part := func(data []byte) { // no two lists of parts are the same bytes
 		sum := sha256.Sum256(data)
 		h.Write(sum[:])
 	}
 	part(guest)
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		part([]byte(name))
-		part([]byte(files[name]))
-	}
 	for _, cert := range roots {
 		part(cert.Raw)
+	}
+	for _, set := range files {
+		part(nil)
+		for _, name := range slices.Sorted(maps.Keys(set)) {
+			part([]byte(name))
+			part([]byte(set[name]))
+		}
 	}
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }

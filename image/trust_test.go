@@ -322,14 +322,15 @@ func TestStores(t *testing.T) {
 	}
 	ours, next := newAuthority(t, "Airlock gateway of test"), newAuthority(t, "Airlock gateway of test")
 	dir := imagesDir(t)
-	opts := Options{Trust: Trust{PEM: ours.pem(), ID: "one"}, Env: map[string]string{"PIP_INDEX_URL": "https://it's.test/$(id)`id`", "EMPTY": ""}}
+	opts := Options{Trust: Trust{PEM: ours.pem(), ID: "one"}, Env: map[string]string{"PIP_INDEX_URL": "https://it's.test/$(id)`id`", "EMPTY": ""}, Files: map[string]string{"/etc/npmrc": "x", "/.cargo/config.toml": "y"}}
 	img := newImage(t, dir, opts)
 	if again := newImage(t, dir, opts); again.ID != img.ID {
 		t.Error("the same options make another image")
 	}
 	plain := newImage(t, dir, Options{})
 	both := newImage(t, dir, Options{Trust: Trust{PEM: append(ours.pem(), next.pem()...), ID: "both"}})
-	if img.ID == plain.ID || both.ID == img.ID || img.TrustID != "one" || both.TrustID != "both" || plain.TrustID != "" || plain.Env != nil {
+	other := newImage(t, dir, Options{Files: map[string]string{"/etc/npmrc": "y"}})
+	if other.ID == plain.ID || img.ID == plain.ID || both.ID == img.ID || img.TrustID != "one" || both.TrustID != "both" || plain.TrustID != "" || plain.Env != nil {
 		t.Errorf("images %+v, %+v and %+v", img, plain, both)
 	}
 	read := func(img Image, path string) string {
@@ -343,7 +344,7 @@ func TestStores(t *testing.T) {
 	for path, want := range map[string]string{
 		"/etc/resolv.conf":                   "nameserver 10.0.0.1\noptions timeout:2 attempts:2\n",
 		"/etc/ssl/certs/ca-certificates.crt": string(ours.pem()), "/etc/ssl/cert.pem": string(ours.pem()), "/etc/ssl/ca-bundle.pem": string(ours.pem()),
-		"/etc/ssl/certs/airlock-gateway-1.pem": string(ours.pem()),
+		"/etc/ssl/certs/airlock-gateway-1.pem": string(ours.pem()), "/etc/npmrc": "x", "/.cargo/config.toml": "y",
 	} {
 		if got := read(img, path); got != want {
 			t.Errorf("%s: %q", path, got)
@@ -448,6 +449,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"text": {Trust: Trust{PEM: []byte("roots")}}, "text behind": {Trust: Trust{PEM: append(slices.Clone(root), "x"...)}},
 		"a key": {Trust: Trust{PEM: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY"})}}, "no certificate": {Trust: Trust{PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE"})}},
 		"a name": {Env: map[string]string{"A-B": "x"}}, "no name": {Env: map[string]string{"": "x"}}, "a name with code": {Env: map[string]string{"A;id": "x"}},
+		"a relative path": {Files: map[string]string{"etc/x": ""}}, "a path that leads up": {Files: map[string]string{"/etc/../../x": ""}}, "no path": {Files: map[string]string{"": ""}},
 		"a line": {Env: map[string]string{"A": "x\nB=y"}}, "a NUL byte": {Env: map[string]string{"A": "\x00"}},
 	} {
 		dir := t.TempDir()

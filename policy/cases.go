@@ -82,7 +82,7 @@ func (q *Question) request() (*Set, error) {
 			return nil, airlock.Invalidf("network", "it has allowInternet, allowOut, denyOut and allowPublicTraffic", "network is not understood: %s", clipped(err.Error()))
 		}
 	}
-	return FromRequest(q.Profile, "", n)
+	return FromRequest(q.Profile, "", n, nil)
 }
 
 // Under returns what holds for the question under an operator's policies.

@@ -74,13 +74,20 @@ const maxRequest = 64 << 10
 // denying every address. Names reach public addresses only; a private address
 // is named itself. Beside a ceiling all this can only narrow. The error is
 // Invalid and names the field.
-func FromRequest(profile, text string, n airlock.Network) (*Set, error) {
+//
+// registries are those of this installation; the profile packages leads there too.
+func FromRequest(profile, text string, n airlock.Network, registries []Registry) (*Set, error) {
 	if text != "" && profile == "" {
 		profile = "offline"
 	}
 	base, err := Profile(profile)
 	if err != nil {
 		return nil, err
+	}
+	if profile == "packages" && len(registries) > 0 {
+		if base, err = withRegistries(base, registries); err != nil {
+			return nil, err
+		}
 	}
 	if text != "" {
 		own, err := parseRequest(text)
@@ -104,6 +111,33 @@ func FromRequest(profile, text string, n airlock.Network) (*Set, error) {
 		return nil, fmt.Errorf("policies of a request's network: %w", err)
 	}
 	return join("request", base, asked)
+}
+
+// Registry is where packages come from, by the settings of this installation.
+type Registry struct {
+	Host string
+	Port uint16
+}
+
+// withRegistries adds policies for registries to a profile. They permit any
+// address, since they only ask: a private one the operator's policies name.
+func withRegistries(base *Set, registries []Registry) (*Set, error) {
+	var names, places []string
+	for _, r := range registries {
+		name, err := HostName(r.Host)
+		if err != nil {
+			return nil, fmt.Errorf("a registry of this installation: %w", err)
+		}
+		names = append(names, quoted(name))
+		places = append(places, fmt.Sprintf("(resource.name == %s && context.port == %d)", quoted(name), r.Port))
+	}
+	text := fmt.Sprintf("@id(\"resolve-own-registries\")\npermit (principal, action == Action::\"dns:resolve\", resource)\nwhen { [%s].contains(resource.name) };\n\n"+
+		"@id(\"read-from-own-registries\")\npermit (principal, action == Action::\"http:request\", resource)\nwhen { (context.method == \"GET\" || context.method == \"HEAD\") && (%s) };\n", strings.Join(names, ", "), strings.Join(places, " || "))
+	own, err := Parse("registries", []byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("policies of this installation's registries: %w", err)
+	}
+	return join("profile packages", base, own)
 }
 
 // parseRequest reads a client's own policies. What would widen, or is for the

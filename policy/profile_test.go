@@ -49,7 +49,7 @@ func TestFromRequest(t *testing.T) {
 		{"private ports", "", airlock.Network{AllowPublicTraffic: &no}, serve("public"), Deny, "network.private-ports"},
 		{"private ports with a token", "", airlock.Network{AllowPublicTraffic: &no}, serve("token"), Permit, "ports-answer"},
 	} {
-		s, err := FromRequest(tt.profile, "", tt.network)
+		s, err := FromRequest(tt.profile, "", tt.network, nil)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -80,7 +80,7 @@ func TestFromRequestRefuses(t *testing.T) {
 		{"", airlock.Network{DenyOut: []string{"::ffff:0.0.0.0/96"}}, "network.denyOut", `network.denyOut[0] is "::ffff:0.0.0.0/96"`},
 		{"", airlock.Network{DenyOut: many}, "network.denyOut", "network.denyOut has 1001 entries"},
 	} {
-		_, err := FromRequest(tt.profile, "", tt.network)
+		_, err := FromRequest(tt.profile, "", tt.network, nil)
 		var coded *airlock.Error
 		if !errors.As(err, &coded) || coded.Code != airlock.Invalid || coded.Field != tt.field || coded.Message != tt.message || coded.Hint == "" {
 			t.Errorf("%+v: %#v", tt.network, err)
@@ -94,14 +94,14 @@ func TestFromRequestWithAllThatItMayHave(t *testing.T) {
 		n.DenyOut = append(n.DenyOut, netip.AddrFrom4([4]byte{93, 1, byte(i >> 8), byte(i)}).String())
 		n.AllowOut = append(n.AllowOut, netip.AddrFrom4([4]byte{93, 2, byte(i >> 8), byte(i)}).String())
 	}
-	s, err := FromRequest("internet", "", n)
+	s, err := FromRequest("internet", "", n, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range n.AllowOut {
 		n.AllowOut[i] = fmt.Sprintf("*.n%d.example", i)
 	}
-	if _, err := FromRequest("internet", "", n); err != nil {
+	if _, err := FromRequest("internet", "", n, nil); err != nil {
 		t.Fatal(err)
 	}
 	if d := (Effective{Ceiling: s}).Decide(someFacts(), connect("a", "93.1.3.231", 1)); d.Effect != Deny || d.Policies[0] != "ceiling/network.deny" {
@@ -127,7 +127,7 @@ func FuzzFromRequest(f *testing.F) {
 		if deny != "" {
 			n.DenyOut = strings.Split(deny, "\n")
 		}
-		s, err := FromRequest(profile, "", n)
+		s, err := FromRequest(profile, "", n, nil)
 		if err != nil {
 			if airlock.CodeOf(err) != airlock.Invalid {
 				t.Fatal(err)
@@ -175,14 +175,14 @@ func FuzzFromRequest(f *testing.F) {
 // for the operator to say.
 func TestOwnPolicies(t *testing.T) {
 	own := `@id("one") permit (principal, action == Action::"http:request", resource) when { resource.name == "example.com" };`
-	s, err := FromRequest("", own, airlock.Network{})
+	s, err := FromRequest("", own, airlock.Network{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := strings.Join(s.IDs(), " "), "one ports-answer team-creates team-uses-files team-uses-sandboxes"; got != want {
 		t.Errorf("policies %s, want %s", got, want)
 	}
-	if s, err = FromRequest("packages", own, airlock.Network{}); err != nil || !slices.Contains(s.IDs(), "read-from-registries") {
+	if s, err = FromRequest("packages", own, airlock.Network{}, nil); err != nil || !slices.Contains(s.IDs(), "read-from-registries") {
 		t.Errorf("beside a profile: %v, %v", s.IDs(), err)
 	}
 	for _, c := range []struct{ text, says string }{
@@ -192,10 +192,41 @@ func TestOwnPolicies(t *testing.T) {
 		{`permit (principal`, "policy:1"},
 		{strings.Repeat(" ", maxRequest+1), "policy has 65537 bytes"},
 	} {
-		_, err := FromRequest("", c.text, airlock.Network{})
+		_, err := FromRequest("", c.text, airlock.Network{}, nil)
 		var e *airlock.Error
 		if !errors.As(err, &e) || e.Code != airlock.Invalid || e.Field != "policy" || !strings.Contains(e.Message, c.says) {
 			t.Errorf("%.40s: %v", c.text, err)
 		}
+	}
+}
+
+func TestOwnRegistries(t *testing.T) {
+	s, err := FromRequest("packages", "", airlock.Network{}, []Registry{{"mirror.example", 8443}, {"10.1.2.3", 80}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(host string, port int64, method string) Effect {
+		c := request(method, host, "93.184.216.34", "/simple/")
+		c.Context["port"] = port
+		return Effective{Ceiling: s}.Decide(someFacts(), c).Effect
+	}
+	for _, c := range []struct {
+		host   string
+		port   int64
+		method string
+		want   Effect
+	}{
+		{"mirror.example", 8443, "GET", Permit},
+		{"mirror.example", 8443, "POST", Deny},
+		{"mirror.example", 443, "GET", Deny},
+		{"10.1.2.3", 80, "HEAD", Permit},
+		{"10.1.2.4", 80, "HEAD", Deny},
+	} {
+		if got := ask(c.host, c.port, c.method); got != c.want {
+			t.Errorf("%s %s:%d: %s, want %s", c.method, c.host, c.port, got, c.want)
+		}
+	}
+	if _, err := FromRequest("packages", "", airlock.Network{}, []Registry{{"no host", 1}}); err == nil {
+		t.Error("a registry with a name that is none is taken")
 	}
 }

@@ -59,6 +59,7 @@ var edges = map[string][]string{
 	"keeper":                  nil,
 	"keystore":                nil,
 	"sealed":                  nil,
+	"mirror":                  nil,
 	"gateway/root":            {"sealed"},
 	"localca":                 {"sealed"},
 	"doctor":                  nil,

@@ -12,6 +12,8 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -47,6 +49,11 @@ func networked(t *testing.T, flags ...string) *network {
 	s := &network{}
 	ca := s.authority(t)
 	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil { // the gateway's user reads there
+			t.Fatal(err)
+		}
+	}
 	hosts, err := os.ReadFile("/etc/hosts")
 	if err != nil {
 		t.Fatal(err)
@@ -128,6 +135,7 @@ func (s *network) secure(t *testing.T, h http.Handler) string {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(h)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
 	server.EnableHTTP2 = true
 	server.StartTLS()

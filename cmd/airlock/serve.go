@@ -37,6 +37,8 @@ import (
 	"airlock.dev/airlock/keys"
 	"airlock.dev/airlock/keystore"
 	"airlock.dev/airlock/localca"
+	"airlock.dev/airlock/mirror"
+	"airlock.dev/airlock/policy"
 )
 
 // serve is `airlock serve` as its user starts it: it takes the data
@@ -150,7 +152,17 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase, image.Options{Trust: image.Trust{PEM: authority.PEM(), ID: authority.ID()}})
+	home, _ := os.UserHomeDir() // without one, nothing is found there
+	registries, err := mirror.Find(ctx, os.Environ(), home, os.DirFS("/"))
+	if err != nil {
+		return err
+	}
+	for _, why := range registries.Skipped {
+		log.Info("a setting of this machine's registries is not for sandboxes", "why", why)
+	}
+	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase, image.Options{
+		Trust: image.Trust{PEM: authority.PEM(), ID: authority.ID()}, Env: registries.Env, Files: registries.Files,
+	})
 	if err != nil {
 		return err
 	}
@@ -183,7 +195,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		return err
 	}
 	sandboxes, err := control.New(ctx, control.Config{
-		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log, Hold: o.Hold,
+		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log, Hold: o.Hold, Registries: registryHosts(registries, log),
 		Boundary: control.Boundary{Policies: policies.Current, Trail: trail},
 	})
 	if err != nil {
@@ -265,6 +277,18 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		}
 	}
 	return group.Wait()
+}
+
+// registryHosts are where the profile packages leads besides the public ones.
+func registryHosts(s mirror.Settings, log *slog.Logger) (all []policy.Registry) {
+	for _, h := range s.Hosts {
+		if _, err := policy.HostName(h.Name); err != nil {
+			log.Warn("a registry of this machine has a name that policies cannot have", "err", err)
+			continue
+		}
+		all = append(all, policy.Registry{Host: h.Name, Port: h.Port})
+	}
+	return all
 }
 
 // startGateway starts the process that is every sandbox's way out.
