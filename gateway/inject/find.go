@@ -60,12 +60,24 @@ func (f *finder) find(s string) *Secret {
 		if secret := f.in(s); secret != nil {
 			return secret
 		}
-		if round == rounds || !strings.ContainsAny(s, "%\\\r\n") {
+		if round == rounds || !escaped(s) {
 			break
 		}
-		s = unescape(s)
+		plain := unescape(s)
+		if len(plain) == len(s) {
+			break
+		}
+		s = plain
 	}
 	return nil
+}
+
+// name is find for names, which are of any case.
+func (f *finder) name(s string) *Secret {
+	if len(s) < f.shortest {
+		return nil
+	}
+	return f.find(strings.ToLower(s))
 }
 
 // in looks for placeholders as they are, in base64 and in hex.
@@ -131,11 +143,25 @@ func unhex(c byte) int {
 	return -1
 }
 
+func escaped(s string) bool {
+	return strings.IndexByte(s, '%') >= 0 || strings.IndexByte(s, '\\') >= 0 || strings.IndexByte(s, '\n') >= 0 || strings.IndexByte(s, '\r') >= 0
+}
+
+// introduces are the characters that unescape does not keep as they are.
+var introduces = [256]bool{'%': true, '\\': true, '\r': true, '\n': true}
+
 // unescape undoes %XX, \uXXXX, \xXX and \\, and joins lines. What is no such
 // escape stays.
 func unescape(s string) string {
 	out := make([]byte, 0, len(s))
 	for i := 0; i < len(s); {
+		from := i
+		for i < len(s) && !introduces[s[i]] {
+			i++
+		}
+		if out = append(out, s[from:i]...); i == len(s) {
+			break
+		}
 		c, size := s[i], 1
 		switch c {
 		case '\r', '\n':

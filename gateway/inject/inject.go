@@ -446,11 +446,11 @@ func (x *exchange) stray(p *plan, r *http.Request) (*Secret, string) {
 	if s := f.find(join(p.parts, false)); s != nil {
 		return s, "query"
 	}
-	if s := f.find(strings.ToLower(r.Host)); s != nil {
+	if s := f.name(r.Host); s != nil {
 		return s, "host"
 	}
 	for name, values := range r.Header {
-		if s := f.find(strings.ToLower(name)); s != nil {
+		if s := f.name(name); s != nil {
 			return s, "header"
 		}
 		if _, placed := p.headers[name]; placed {
@@ -467,7 +467,10 @@ func (x *exchange) stray(p *plan, r *http.Request) (*Secret, string) {
 
 func (x *exchange) inTrailer(h http.Header) (*Secret, string) {
 	for name, values := range h {
-		for _, v := range append([]string{strings.ToLower(name)}, values...) {
+		if s := x.set.finder.name(name); s != nil {
+			return s, "trailer"
+		}
+		for _, v := range values {
 			if s := x.set.finder.find(v); s != nil {
 				return s, "trailer"
 			}
