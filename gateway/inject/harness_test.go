@@ -11,6 +11,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
 	"os"
 	"runtime"
 	"slices"
@@ -217,4 +219,11 @@ func sorted[T any](m map[string]T) []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+func traced(ctx context.Context, got func(int, textproto.MIMEHeader)) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+		got(code, h)
+		return nil
+	}})
 }

@@ -128,21 +128,18 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	x := &exchange{door: t.door, set: set, ctx: r.Context(), at: siteOf(r)}
 	out := *r
 	out.GetBody = nil // it would not be looked at
-	var body *watched
-	if r.Body != nil && r.Body != http.NoBody {
-		body = x.watch(r)
-		out.Body = body
-	}
-	if denied := x.prepare(r, &out, body); denied != nil {
-		if body != nil {
-			body.abandon()
+	if denied := x.prepare(r, &out); denied != nil {
+		if x.body != nil {
+			x.body.abandon()
+		} else if r.Body != nil {
+			r.Body.Close()
 		}
 		return nil, denied
 	}
 	res, err := t.next.RoundTrip(&out)
 	if err != nil {
-		if body != nil {
-			if denied := body.denied(); denied != nil {
+		if x.body != nil {
+			if denied := x.body.denied(); denied != nil {
 				return nil, denied
 			}
 		}
@@ -168,8 +165,12 @@ type exchange struct {
 	set   *set
 	ctx   context.Context
 	at    *site
+	body  *watched // nil if there is none
 	sent  []*Secret
 	scrub *scrubber // nil where no secret is sent
+
+	mu      sync.Mutex
+	refusal *web.Denied
 }
 
 // site is what a request is for.
@@ -209,9 +210,15 @@ func (x *exchange) use(secret, location string) Use {
 	return Use{Secret: secret, Host: x.at.host, Port: x.at.port, Method: x.at.method, Path: x.at.path, Location: location}
 }
 
+// refuse records the first reason that is found.
 func (x *exchange) refuse(secret *Secret, location string, d *web.Denied) *web.Denied {
-	x.door.cfg.Refused(x.ctx, x.use(secret.Name, location), d)
-	return d
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.refusal == nil {
+		x.refusal = d
+		x.door.cfg.Refused(x.ctx, x.use(secret.Name, location), d)
+	}
+	return x.refusal
 }
 
 // misplaced refuses a request for a placeholder in it.
@@ -227,7 +234,7 @@ func (x *exchange) misplaced(s *Secret, location string) *web.Denied {
 }
 
 // prepare makes out of r what is to be sent, and has it decided.
-func (x *exchange) prepare(r, out *http.Request, body *watched) *web.Denied {
+func (x *exchange) prepare(r, out *http.Request) *web.Denied {
 	p := plan{parts: partsOf(r.URL.RawQuery)}
 	if denied := x.plan(&p, r); denied != nil {
 		return denied
@@ -235,8 +242,10 @@ func (x *exchange) prepare(r, out *http.Request, body *watched) *web.Denied {
 	if secret, location := x.stray(&p, r); secret != nil {
 		return x.misplaced(secret, location)
 	}
-	if body != nil {
-		if denied := body.first(); denied != nil {
+	if r.Body != nil && r.Body != http.NoBody {
+		x.body = x.watch(r)
+		out.Body = x.body
+		if denied := x.body.first(); denied != nil {
 			return denied
 		}
 	}
