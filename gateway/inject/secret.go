@@ -40,9 +40,6 @@ type Secret struct {
 	// Always puts the value in where no placeholder is, in place of what the
 	// sandbox sent at that location.
 	Always bool `json:"always,omitempty"`
-	// Upgrade allows requests with the value to change the protocol. What is
-	// said after that is not looked at, either way.
-	Upgrade bool `json:"upgrade,omitempty"`
 }
 
 // Scope is the one place that a secret may be sent to. Nothing in it is a
@@ -56,6 +53,9 @@ type Scope struct {
 	// is not empty, and {rest...} at the end for one or more.
 	Path  string `json:"path"`
 	Place Place  `json:"place"`
+	// Upgrade allows requests with the value to change the protocol, as for a
+	// WebSocket. What is said after that is not looked at, either way.
+	Upgrade bool `json:"upgrade,omitempty"`
 }
 
 // Place is the location in a request: one of a header, Basic authentication
