@@ -80,6 +80,13 @@ type Secrets struct {
 // New returns the secrets in store, whose values sealer opens.
 func New(store cluster.Store, sealer Sealer) *Secrets { return &Secrets{store, sealer} }
 
+// Check says whether a team and a name can be those of a secret. The error is
+// airlock.Invalid.
+func Check(team, name string) error {
+	_, err := key(team, name)
+	return err
+}
+
 func key(team, name string) (string, error) {
 	if !teamName.MatchString(team) {
 		return "", airlock.Invalidf("team", "use 1 to 39 of a-z, 0-9 and -, not beginning with -", "%.60q is not a team name", team)
