@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/audit"
@@ -33,8 +32,9 @@ func (s *server) setSecret(w http.ResponseWriter, r *request) error {
 	if err := body.Scope.Validate(); err != nil { // it is recorded
 		return err
 	}
-	call := map[string]any{"scope": body.Scope.String(), "upgrade": body.Upgrade}
-	secret, err := s.secretAct(r, "secret.set", body.Team, call, func(team, name string) (secrets.Secret, error) {
+	call := asked(r, "secret:set", "Secret", r.PathValue("name"))
+	call.Context = map[string]any{"scope": body.Scope.String(), "upgrade": body.Upgrade}
+	secret, err := s.secretAct(r, audit.Event{Type: "secret.set", Team: body.Team, Call: call}, func(team, name string) (secrets.Secret, error) {
 		return s.Secrets.Set(r.Context(), team, name, body.Scope, body.Value, r.caller.KeyID)
 	})
 	if err != nil {
@@ -56,7 +56,8 @@ func (s *server) rotateSecret(w http.ResponseWriter, r *request) error {
 	if err := readJSON(w, r, &body); err != nil {
 		return err
 	}
-	secret, err := s.secretAct(r, "secret.rotate", body.Team, nil, func(team, name string) (secrets.Secret, error) {
+	call := asked(r, "secret:rotate", "Secret", r.PathValue("name"))
+	secret, err := s.secretAct(r, audit.Event{Type: "secret.rotate", Team: body.Team, Call: call}, func(team, name string) (secrets.Secret, error) {
 		return s.Secrets.Rotate(r.Context(), team, name, body.Value, r.caller.KeyID)
 	})
 	if err != nil {
@@ -71,7 +72,8 @@ func (s *server) removeSecret(w http.ResponseWriter, r *request) error {
 	if err := only(query, "team"); err != nil {
 		return err
 	}
-	_, err := s.secretAct(r, "secret.remove", query.Get("team"), nil, func(team, name string) (secrets.Secret, error) {
+	call := asked(r, "secret:remove", "Secret", r.PathValue("name"))
+	_, err := s.secretAct(r, audit.Event{Type: "secret.remove", Team: query.Get("team"), Call: call}, func(team, name string) (secrets.Secret, error) {
 		return secrets.Secret{}, s.Secrets.Remove(r.Context(), team, name)
 	})
 	if err != nil {
@@ -82,18 +84,17 @@ func (s *server) removeSecret(w http.ResponseWriter, r *request) error {
 }
 
 // secretAct records an act on a secret, does it, and records what came of it.
-// The team is the caller's own unless another one is named.
-func (s *server) secretAct(r *request, kind, team string, call map[string]any, act func(team, name string) (secrets.Secret, error)) (secrets.Secret, error) {
-	if team == "" {
-		team = r.caller.Team
+// The team is the caller's own unless e has another one.
+func (s *server) secretAct(r *request, e audit.Event, act func(team, name string) (secrets.Secret, error)) (secrets.Secret, error) {
+	if e.Team == "" {
+		e.Team = r.caller.Team
 	}
-	name := r.PathValue("name")
+	team, name := e.Team, r.PathValue("name")
 	if err := secrets.Check(team, name); err != nil {
 		return secrets.Secret{}, err
 	}
-	asked := asked(r, strings.Replace(kind, ".", ":", 1), "Secret", name)
-	asked.Context = call
-	receipt, err := s.Trail.Append(r.Context(), audit.Event{Type: kind, Team: team, Actor: actorOf(r.caller), Call: asked})
+	e.Actor = actorOf(r.caller)
+	receipt, err := s.Trail.Append(r.Context(), e)
 	if err != nil {
 		return secrets.Secret{}, err
 	}
@@ -106,9 +107,9 @@ func (s *server) secretAct(r *request, kind, team string, call map[string]any, a
 		o.Message = fmt.Sprintf("version %d", secret.Version)
 	}
 	seq := receipt.Seq()
-	s.Trail.Owe(r.Context(), audit.Event{Type: "secret.end", Team: team, Actor: actorOf(r.caller), Of: &seq, Outcome: o})
+	s.Trail.Owe(r.Context(), audit.Event{Type: "secret.end", Team: team, Actor: e.Actor, Of: &seq, Outcome: o})
 	if err == nil {
-		s.Log.InfoContext(r.Context(), "secret changed", "act", kind, "secret", name, "team", team, "by", r.caller.KeyID)
+		s.Log.InfoContext(r.Context(), "secret changed", "act", e.Type, "secret", name, "team", team, "by", r.caller.KeyID)
 	}
 	return secret, err
 }
