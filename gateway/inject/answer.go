@@ -91,10 +91,13 @@ func (b *scrubbed) fill() {
 	n, err := b.from.Read(b.data[held:cap(b.data)])
 	b.data = b.data[:held+n]
 	b.ready, b.done = 0, b.x.scrub.feed(b.data, held)
-	b.err = err
-	if err == io.EOF {
+	switch {
+	case err == io.EOF:
 		b.done = len(b.data) // the beginning of a value, and not more
 		b.x.scrub.header(b.res.Trailer)
+		b.err = err
+	case err != nil:
+		b.err = silence(err)
 	}
 }
 

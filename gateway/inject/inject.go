@@ -18,6 +18,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -26,6 +28,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/gateway/address"
@@ -143,10 +146,8 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 				return nil, denied
 			}
 		}
-		if x.scrub != nil {
-			if text := err.Error(); x.scrub.text(text) != text {
-				err = errors.New(x.scrub.text(text))
-			}
+		if x.sending.Load() {
+			err = silence(err)
 		}
 		return nil, err
 	}
@@ -159,6 +160,31 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
+// silent is an error that tells nothing that upstream could have chosen.
+type silent struct {
+	text string
+	err  error
+}
+
+func (s *silent) Error() string { return s.text }
+func (s *silent) Unwrap() error { return s.err }
+
+// harmless are errors whose text is not upstream's.
+var harmless = []error{
+	io.ErrUnexpectedEOF, io.EOF, syscall.ECONNRESET, syscall.EPIPE, net.ErrClosed, context.Canceled, context.DeadlineExceeded, errBomb,
+}
+
+// silence keeps what upstream said out of an error: it could be a value, or a
+// part of one that cannot be scrubbed.
+func silence(err error) error {
+	for _, known := range harmless {
+		if errors.Is(err, known) {
+			return &silent{known.Error(), err}
+		}
+	}
+	return &silent{"upstream's answer is broken; as the request had a secret, what it was is not shown", err}
+}
+
 // exchange is one request and its answer.
 type exchange struct {
 	door  *Door
@@ -168,6 +194,8 @@ type exchange struct {
 	body  *watched // nil if there is none
 	sent  []*Secret
 	scrub *scrubber // nil where no secret is sent
+
+	sending atomic.Bool // upstream may know a value
 
 	mu      sync.Mutex
 	refusal *web.Denied
@@ -284,6 +312,7 @@ func (x *exchange) prepare(r, out *http.Request) *web.Denied {
 	out.Header.Set("Accept-Encoding", "identity")
 	out.Header.Del("Grpc-Accept-Encoding")
 	*out = *out.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { x.sending.Store(true) },
 		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error { // before who passes it on
 			x.scrub.header(http.Header(h))
 			return nil

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -105,7 +106,9 @@ func TestSwap(t *testing.T) {
 func TestSwapOnlyWhereAllMatches(t *testing.T) {
 	other := bearer()
 	other.Name, other.Placeholder, other.Port, other.Methods = "other", NewPlaceholder("other"), 8443, []string{"GET"}
-	w := open(t, true, seen, bearer(), other)
+	key := Secret{Name: "key", Placeholder: NewPlaceholder("key"), Value: "k3y", Scope: Scope{
+		Host: "example.com", Methods: []string{"GET"}, Path: "/key", Place: Place{Query: "k"}}}
+	w := open(t, true, seen, bearer(), other, key)
 	for name, c := range map[string]struct {
 		method, url, header, value string
 		reason                     string
@@ -133,8 +136,21 @@ func TestSwapOnlyWhereAllMatches(t *testing.T) {
 			t.Errorf("%s: recorded is %q", name, log)
 		}
 	}
-	r := request(t, "GET", "https://example.com/api/x", nil, "Authorization", "Bearer "+placeholder, "Authorization", "Bearer mine")
-	w.denied(r)
+	for _, r := range []*http.Request{
+		request(t, "GET", "https://example.com/api/x", nil, "Authorization", "Bearer "+placeholder, "Authorization", "Bearer mine"),
+		request(t, "GET", "https://example.com/api/x?q="+placeholder, nil, "Authorization", "Bearer "+placeholder),
+		request(t, "GET", "https://example.com/api/"+placeholder, nil, "Authorization", "Bearer "+placeholder),
+		request(t, "POST", "https://example.com/api/x", strings.NewReader(placeholder), "Authorization", "Bearer "+placeholder),
+		request(t, "GET", "https://example.com/api/x", nil, "Authorization", "Bearer "+placeholder, "X-Again", "Bearer "+placeholder),
+		request(t, "GET", "https://example.com/key?k="+key.Placeholder+"&k="+key.Placeholder, nil),
+		request(t, "GET", "https://example.com/key?k="+key.Placeholder+"&"+key.Placeholder, nil),
+	} {
+		w.took()
+		w.denied(r)
+		if log := w.took(); !strings.HasPrefix(log, "refused ") || strings.Contains(log, "\n") {
+			t.Errorf("in two places: recorded is %q", log)
+		}
+	}
 	want(t, "requests upstream", w.served.Load(), 0)
 }
 
@@ -326,6 +342,24 @@ func TestAlways(t *testing.T) {
 	w.denied(request(t, "GET", "https://example.com/other", nil, "Authorization", "Basic "+basic.Placeholder))
 	must(t, w.door.Set([]Secret{query, twin}))
 	w.denied(request(t, "GET", "https://example.com/query", nil))
+}
+
+// same is a transport that wants the very request.
+type same struct{ r *http.Request }
+
+func (s *same) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.r = r
+	return nil, io.EOF
+}
+
+func TestWithoutSecretsNothingChanges(t *testing.T) {
+	d, err := New(Config{Use: func(context.Context, Use) error { return nil }, Refused: func(context.Context, Use, *web.Denied) {}})
+	must(t, err)
+	next := new(same)
+	r := request(t, "POST", "https://example.com/api/x", strings.NewReader(placeholder), "Authorization", "Bearer "+placeholder)
+	d.Wrap(next).RoundTrip(r)
+	want(t, "the request", next.r, r)
+	d.Close()
 }
 
 func TestSetReplaces(t *testing.T) {
@@ -581,6 +615,37 @@ func TestBrokenAnswerKeepsWhatItHeld(t *testing.T) {
 		t.Error("the answer ends as if it were whole")
 	}
 	want(t, "what came", string(body), "before ")
+}
+
+// What is no HTTP is told in the transport's errors, which sandboxes see.
+func TestErrorsTellNothing(t *testing.T) {
+	for _, first := range []string{"%s\r\n", "HTTP/1.1 200 OK\r\nBearer %s\r\n", "HTTP/1.1 %s OK\r\n", ""} {
+		w := open(t, false, func(w http.ResponseWriter, r *http.Request) {
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			if first != "" {
+				fmt.Fprintf(c, first+"\r\n", r.Header.Get("Authorization")[7:])
+			}
+		}, bearer())
+		_, err := w.client.Do(request(t, "GET", "https://example.com/api/x", nil, "Authorization", "Bearer "+placeholder))
+		what := "upstream's answer is broken"
+		if first == "" {
+			what = "EOF"
+		}
+		if err == nil || !strings.Contains(err.Error(), what) || strings.Contains(err.Error(), "v4lu3") || strings.Contains(err.Error(), "en\\") {
+			t.Errorf("the error of %q is %v", first, err)
+		}
+	}
+	w := open(t, false, seen, bearer())
+	r := request(t, "GET", "https://example.com/api/x", nil, "Authorization", "Bearer "+placeholder)
+	r.URL.Scheme, r.Host = "https", "example.com"
+	r.URL.Host = "untrusted.test" // as in the web, the connection has another name
+	if _, err := w.client.Do(r); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("an error before anything was sent is %v", err)
+	}
 }
 
 func TestUpgrades(t *testing.T) {

@@ -100,14 +100,15 @@ func asciiText(s string) string {
 
 // needle is one form, with what a search needs that goes on in the next piece.
 type needle struct {
-	text []byte
+	form string
+	text []byte // the same
 	// border[n] is the length of the longest text that text[:n] both begins
 	// and ends with and that is shorter.
 	border []int32
 }
 
 func newNeedle(s string) *needle {
-	n := &needle{text: []byte(s), border: make([]int32, len(s)+1)}
+	n := &needle{form: s, text: []byte(s), border: make([]int32, len(s)+1)}
 	for i, k := 1, int32(0); i < len(s); i++ {
 		for k > 0 && s[k] != s[i] {
 			k = n.border[k]
@@ -201,7 +202,7 @@ func (s *scrubber) feed(data []byte, from int) (done int) {
 func (s *scrubber) text(text string) string {
 	hit := false
 	for _, n := range s.needles {
-		hit = hit || strings.Contains(text, string(n.text))
+		hit = hit || strings.Contains(text, n.form)
 	}
 	if !hit {
 		return text
@@ -221,7 +222,7 @@ func (s *scrubber) header(h http.Header) {
 		}
 		lower := strings.ToLower(name)
 		if slices.ContainsFunc(s.needles, func(n *needle) bool {
-			return len(n.text) >= encodedLeast && strings.Contains(lower, strings.ToLower(string(n.text)))
+			return len(n.form) >= encodedLeast && len(n.form) <= len(lower) && strings.Contains(lower, strings.ToLower(n.form))
 		}) {
 			delete(h, name)
 			continue

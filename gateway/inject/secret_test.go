@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -48,6 +49,32 @@ func TestPaths(t *testing.T) {
 		must(t, validTemplate(c.template))
 		want(t, fmt.Sprintf("%s matches %s", c.template, c.path), matchPath(c.template, c.path), c.want)
 	}
+}
+
+// A template means what the regular expression that it is short for means.
+func FuzzPath(f *testing.F) {
+	f.Add("/a/{x}/{rest...}", "/a/b/c/d")
+	f.Add("/a/", "/a/")
+	f.Add("/{x}", "/")
+	f.Fuzz(func(t *testing.T, template, path string) {
+		if validTemplate(template) != nil || !strings.HasPrefix(path, "/") {
+			return
+		}
+		var b strings.Builder
+		for s := range strings.SplitSeq(template[1:], "/") {
+			switch {
+			case strings.HasSuffix(s, "...}"):
+				b.WriteString("/[^/](?s:.*)")
+			case strings.HasPrefix(s, "{"):
+				b.WriteString("/[^/]+")
+			default:
+				b.WriteString("/" + regexp.QuoteMeta(s))
+			}
+		}
+		if means := regexp.MustCompile(`^` + b.String() + `$`).MatchString(path); means != matchPath(template, path) {
+			t.Errorf("%q matches %q: %v", template, path, !means)
+		}
+	})
 }
 
 func TestValidate(t *testing.T) {
