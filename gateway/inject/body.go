@@ -3,6 +3,7 @@ package inject
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"sync"
 	"time"
@@ -28,6 +29,9 @@ type watched struct {
 	r    *http.Request
 	src  io.ReadCloser
 	wait time.Duration
+	// trailer is what the transport sends. The server fills the request's own
+	// in when the source ends, which may be while the transport reads them.
+	trailer http.Header
 
 	looked chan struct{} // the goroutine is done
 	more   chan struct{} // there may be something to read
@@ -47,6 +51,12 @@ func (x *exchange) watch(r *http.Request) *watched {
 	}
 	if r.ContentLength <= 0 {
 		b.wait = waitUnknown
+	}
+	if r.Trailer != nil {
+		b.trailer = http.Header{}
+		for name := range r.Trailer {
+			b.trailer[name] = nil
+		}
 	}
 	x.door.reads.Go(b.look)
 	return b
@@ -119,14 +129,17 @@ func (b *watched) Read(p []byte) (int, error) {
 		switch {
 		case n > 0 || len(p) == 0:
 			return n, nil
-		case done && err != nil:
-			return 0, err
 		case done:
-			n, err := b.src.Read(p)
-			if err = b.ended(err); err != nil {
-				b.mu.Lock()
-				b.err = err
-				b.mu.Unlock()
+			if err == nil { // what is behind the part that is looked at
+				if n, err = b.src.Read(p); err != nil {
+					err = b.ended(err)
+					b.mu.Lock()
+					b.err = err
+					b.mu.Unlock()
+				}
+			}
+			if err == io.EOF && b.trailer != nil {
+				maps.Copy(b.trailer, b.r.Trailer)
 			}
 			return n, err
 		}

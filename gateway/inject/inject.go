@@ -272,7 +272,7 @@ func (x *exchange) prepare(r, out *http.Request) *web.Denied {
 	}
 	if r.Body != nil && r.Body != http.NoBody {
 		x.body = x.watch(r)
-		out.Body = x.body
+		out.Body, out.Trailer = x.body, x.body.trailer
 		if denied := x.body.first(); denied != nil {
 			return denied
 		}

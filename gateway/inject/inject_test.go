@@ -297,6 +297,55 @@ func TestFullDuplex(t *testing.T) {
 	want(t, "recorded", w.took(), "refused token POST other.example.com:443/ body")
 }
 
+// late is a body as a server has it: its trailers are there when it ends.
+type late struct {
+	r    *http.Request
+	said bool
+	end  chan bool
+}
+
+func (l *late) Read(p []byte) (int, error) {
+	if !l.said {
+		l.said = true
+		return copy(p, "x"), nil
+	}
+	<-l.end
+	l.r.Trailer["X-Sum"] = []string{"sum"}
+	return 0, io.EOF
+}
+
+func (*late) Close() error { return nil }
+
+func TestTrailersPass(t *testing.T) {
+	protocols(t, func(t *testing.T, h2 bool) {
+		w := open(t, h2, func(w http.ResponseWriter, r *http.Request) {
+			http.NewResponseController(w).EnableFullDuplex()
+			r.Body.Read(make([]byte, 1))
+			w.WriteHeader(200)
+			w.(http.Flusher).Flush()
+			io.Copy(io.Discard, r.Body)
+			fmt.Fprint(w, r.Trailer)
+		}, bearer())
+		for _, waits := range []bool{false, true} {
+			r := request(t, "POST", "https://other.example.com/", nil)
+			r.Trailer = http.Header{"X-Sum": nil}
+			body := &late{r: r, end: make(chan bool)}
+			r.Body, r.ContentLength = body, -1
+			if !waits {
+				close(body.end)
+			}
+			res := w.do(r)
+			if waits {
+				close(body.end)
+			}
+			text, err := io.ReadAll(res.Body)
+			must(t, err)
+			res.Body.Close()
+			want(t, "trailers", string(text), "map[X-Sum:[sum]]")
+		}
+	})
+}
+
 func TestUseDecides(t *testing.T) {
 	w := open(t, true, seen, bearer())
 	ask := func(body io.Reader) *web.Denied {
@@ -431,7 +480,7 @@ func TestEcho(t *testing.T) {
 			w.Write(b.Bytes())
 		},
 		"an error": func(w http.ResponseWriter, r *http.Request) {
-			http.Error(w, "bad token "+r.Header.Get("Authorization"), 401)
+			http.Error(w, "bad token "+r.Header.Get("Authorization"), http.StatusUnauthorized)
 		},
 		"large": func(w http.ResponseWriter, r *http.Request) {
 			for i := range 200 {
