@@ -55,6 +55,7 @@ type Keys interface {
 type Config struct {
 	Sandboxes Sandboxes
 	Keys      Keys
+	Secrets   Secrets
 	Trail     Trail
 	Policies  Policies
 	Domain    string // what sandboxes' host names end in, with a port if it is not TLS's own; "" leaves it to the SDK
@@ -130,6 +131,10 @@ func (s *server) routes() []route {
 		{controlPlane, "POST", "/v1/keys", operator, s.createKey},
 		{controlPlane, "GET", "/v1/keys", operator, s.listKeys},
 		{controlPlane, "DELETE", "/v1/keys/{id}", operator, s.revokeKey},
+		{controlPlane, "GET", "/v1/secrets", auditor, s.listSecrets},
+		{controlPlane, "PUT", "/v1/secrets/{name}", operator, s.setSecret},
+		{controlPlane, "POST", "/v1/secrets/{name}/rotate", operator, s.rotateSecret},
+		{controlPlane, "DELETE", "/v1/secrets/{name}", operator, s.removeSecret},
 		{controlPlane, "GET", "/v1/audit/events", auditor, s.auditEvents},
 		{controlPlane, "GET", "/v1/audit/events/{seq}", auditor, s.auditEvent},
 		{controlPlane, "GET", "/v1/audit/events/{seq}/proof", auditor, s.auditProof},

@@ -28,7 +28,9 @@ import (
 	"airlock.dev/airlock/image"
 	"airlock.dev/airlock/isolation"
 	"airlock.dev/airlock/keys"
+	"airlock.dev/airlock/keystore"
 	"airlock.dev/airlock/policy"
+	"airlock.dev/airlock/secrets"
 	"golang.org/x/sys/unix"
 )
 
@@ -78,7 +80,12 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler := api.New(api.Config{Sandboxes: w.sandboxes, Keys: k, Trail: w.trail, Policies: policies, Domain: domain, Log: log, Version: "test"})
+	keep, err := keystore.Open(t.Context(), keystore.Config{DataDir: filepath.Join(t.TempDir(), "data")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { keep.Close() })
+	handler := api.New(api.Config{Sandboxes: w.sandboxes, Keys: k, Secrets: secrets.New(store, keep), Trail: w.trail, Policies: policies, Domain: domain, Log: log, Version: "test"})
 	srv := httptest.NewUnstartedServer(nil)
 	srv.Config = api.Server(handler)
 	srv.Config.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelError)

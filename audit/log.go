@@ -84,7 +84,7 @@ var queueable = []string{"sandbox.*", "exec.*", "file.*", "port.end"}
 
 // losable are the types that an unclean stop may take: those, and what else
 // nobody waits for.
-var losable = append(slices.Clone(queueable), "key.end", "subject.erased", "log.gap")
+var losable = append(slices.Clone(queueable), "key.end", "secret.end", "subject.erased", "log.gap")
 
 // Log is the trail of one server. Its methods may be called at once.
 type Log struct {

@@ -216,7 +216,7 @@ func TestUncleanStop(t *testing.T) {
 	tr.open()
 	boot := tr.all("type=log.boot")[1]
 	missing := boot["log"].(map[string]any)["missing"].(map[string]any)
-	if fmt.Sprint(missing["most"], missing["types"]) != "8192 [sandbox.* exec.* file.* port.end key.end subject.erased log.gap]" {
+	if fmt.Sprint(missing["most"], missing["types"]) != "8192 [sandbox.* exec.* file.* port.end key.end secret.end subject.erased log.gap]" {
 		t.Errorf("%v", boot)
 	}
 	if got, want := types(tr.all("")), "0 log.open, 1 log.boot, 2 port.serve, 3 log.boot"; got != want {

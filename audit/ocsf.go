@@ -47,6 +47,7 @@ var ocsfKinds = map[string]ocsfKind{
 	"dns.resolve": {ocsfNetwork, 6, "Traffic"}, "dns.end": {ocsfNetwork, 6, "Traffic"},
 	"http.request": {ocsfHTTP, 99, "Other"}, "http.end": {ocsfHTTP, 99, "Other"},
 	"secret.use": {ocsfAPI, 2, "Read"}, "secret.end": {ocsfAPI, 99, "Other"},
+	"secret.set": {ocsfEntity, 3, "Update"}, "secret.rotate": {ocsfEntity, 3, "Update"}, "secret.remove": {ocsfEntity, 4, "Delete"},
 
 	"db.select": {ocsfData, 1, "Read"}, "db.update": {ocsfData, 2, "Update"}, "db.connect": {ocsfData, 3, "Connect"}, "db.call": {ocsfData, 4, "Query"},
 	"db.insert": {ocsfData, 5, "Write"}, "db.delete": {ocsfData, 7, "Delete"}, "db.define": {ocsfData, 99, "Other"}, "db.end": {ocsfData, 99, "Other"},

@@ -29,6 +29,7 @@ var ocsf = map[string]string{
 	"port.serve": "400101 Open", "port.end": "400102 Close", "net.connect": "400101 Open", "net.end": "400102 Close",
 	"dns.resolve": "400106 Traffic", "dns.end": "400106 Traffic", "http.request": "400299 Other", "http.end": "400299 Other",
 	"secret.use": "600302 Read", "secret.end": "600399 Other",
+	"secret.set": "300403 Update", "secret.rotate": "300403 Update", "secret.remove": "300404 Delete",
 	"db.select": "600501 Read", "db.update": "600502 Update", "db.connect": "600503 Connect", "db.call": "600504 Query", "db.insert": "600505 Write",
 	"db.delete": "600507 Delete", "db.define": "600599 Other", "db.end": "600599 Other",
 	"app.propose": "300401 Create", "app.approve": "300403 Update", "app.revoke": "300404 Delete", "app.run": "600301 Create", "app.end": "600399 Other",

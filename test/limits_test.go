@@ -433,6 +433,9 @@ func TestRoles(t *testing.T) {
 		{"POST", "/v1/keys", `{"team":"default","role":"operator"}`},
 		{"GET", "/v1/keys", ""},
 		{"DELETE", "/v1/keys/whatever", ""},
+		{"PUT", "/v1/secrets/x", `{"host":"a.example","methods":["GET"],"path":"/","place":{"query":"k"},"value":"v"}`},
+		{"POST", "/v1/secrets/x/rotate", `{"value":"v"}`},
+		{"DELETE", "/v1/secrets/x", ""},
 	}
 	for role, calls := range map[airlock.Role][]call{
 		airlock.Client:   administers,

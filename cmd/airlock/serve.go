@@ -39,6 +39,7 @@ import (
 	"airlock.dev/airlock/localca"
 	"airlock.dev/airlock/mirror"
 	"airlock.dev/airlock/policy"
+	"airlock.dev/airlock/secrets"
 )
 
 // serve is `airlock serve` as its user starts it: it takes the data
@@ -216,7 +217,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		return err
 	}
 	domain := publicDomain(o.Domain, tcp.Addr())
-	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Trail: trail, Policies: policies, Domain: domain, Log: log, Version: version})
+	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Secrets: secrets.New(store, keep), Trail: trail, Policies: policies, Domain: domain, Log: log, Version: version})
 	local, err := listener(held, "listen/unix", "unix", socket)
 	if err != nil {
 		return err
