@@ -27,6 +27,8 @@ type Sandbox struct {
 	Policy     string            // and its own, in Cedar\'s language
 
 	Creator Creator // whose create it was
+	// Placeholders are those that it got.
+	Placeholders []Placeholder
 
 	// AccessToken opens the data plane of this sandbox only. It is shown to
 	// its owner and never to the sandbox.
@@ -185,6 +187,14 @@ type Principal struct {
 	KeyID string // public id of the key, or "local" for the operator's own socket
 	Name  string // the key's label; may be empty
 	Owner string // the person whose it is; may be empty
+}
+
+// Placeholder is what a sandbox has instead of a secret's value. It is of no use
+// but at the secret's own place, where the gateway takes it out.
+type Placeholder struct {
+	Variable string `json:"variable"` // of the environment
+	Secret   string `json:"secret"`
+	Text     string `json:"text"`
 }
 
 // Creator is who made a sandbox: they do not approve what it does.

@@ -39,7 +39,10 @@ type CreateRequest struct {
 	Network  airlock.Network
 	Profile  string // policies that the client asks for beside Network; "" is the default
 	Policy   string // of its own, in Cedar's language; "" is none
-	Key      string // a create with the key of a sandbox that runs returns that one; "" is none
+	// Secrets are the team's that it may use, by the variables that its
+	// processes get placeholders in.
+	Secrets map[string]string
+	Key     string // a create with the key of a sandbox that runs returns that one; "" is none
 }
 
 // MaxTimeout is the longest life that can be asked for at one time.
@@ -64,6 +67,7 @@ type Config struct {
 
 	Boundary Boundary      // what every act passes
 	Hold     time.Duration // how long a crossing waits for approval; 0 is DefaultHold
+	Secrets  Secrets       // of teams; nil: there are none
 	// Registries are where the profile packages leads besides the public ones.
 	Registries []policy.Registry
 }
@@ -238,6 +242,9 @@ func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock
 	env := map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sb.ID, "E2B_TEMPLATE_ID": sb.TemplateID}
 	maps.Copy(env, c.cfg.Image.Env)
 	maps.Copy(env, sb.Env)
+	for _, p := range sb.Placeholders {
+		env[p.Variable] = p.Text
+	}
 	_, err = channel.Call[channel.HelloReply](ctx, mux, channel.MethodHello, channel.Hello{
 		SandboxID: sb.ID, Env: env, MemoryBytes: int64(sb.Limits.MemoryMB) << 20, Processes: sb.Limits.Processes, OpenFiles: sb.Limits.OpenFiles,
 	})
@@ -300,6 +307,9 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 		sb.TrafficToken = rand.Text() + rand.Text()
 	}
 	sb.EndAt = sb.StartedAt.Add(req.Timeout)
+	if sb.Placeholders, err = c.placeholders(ctx, p.Team, req.Secrets); err != nil {
+		return airlock.Sandbox{}, err
+	}
 	done, err := c.cfg.Boundary.inside(ctx, creation(p, sb, request, req.Timeout))
 	if err != nil {
 		return airlock.Sandbox{}, err
@@ -386,7 +396,7 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		mux.Close()
 		return nil, err
 	}
-	if err := c.openDoor(ctx, box); err != nil {
+	if err := c.openDoor(ctx, box, sb); err != nil {
 		mux.Close()
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}

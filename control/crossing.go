@@ -33,18 +33,21 @@ type Gateway interface {
 // between Recover, which ends the gateway of the server before, and Create.
 func (c *Sandboxes) Through(ctx context.Context, g Gateway) {
 	c.gateway = g
-	c.mu.Lock()
-	all := slices.Collect(maps.Values(c.live))
-	c.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, l := range all {
+	for _, l := range c.all() {
 		wg.Go(func() {
-			if err := c.openDoor(ctx, l.box); err != nil {
+			if err := c.openDoor(ctx, l.box, l.get()); err != nil {
 				c.cfg.Log.Error("open a sandbox's door; it has no network", "sandbox", l.box.ID(), "err", err)
 			}
 		})
 	}
 	wg.Wait()
+}
+
+func (c *Sandboxes) all() []*live {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.live))
 }
 
 // link is the device of every sandbox: all have the same addresses, since none
@@ -56,7 +59,7 @@ var link = isolation.Link{
 }
 
 // openDoor has the gateway serve a sandbox. Until then nothing that it sends is read.
-func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox) error {
+func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox, sb airlock.Sandbox) error {
 	if c.gateway == nil {
 		return nil
 	}
@@ -67,7 +70,12 @@ func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	return c.gateway.Open(ctx, wire.Door{Sandbox: box.ID()}, file)
+	d, err := c.door(ctx, sb)
+	if err != nil {
+		file.Close()
+		return err
+	}
+	return c.gateway.Open(ctx, d, file)
 }
 
 // crossings are those of a sandbox that were permitted and have not ended.
@@ -131,10 +139,7 @@ func (c *Sandboxes) End(e wire.End) {
 
 // Broken implements process.Decider.
 func (c *Sandboxes) Broken() {
-	c.mu.Lock()
-	all := slices.Collect(maps.Values(c.live))
-	c.mu.Unlock()
-	for _, l := range all {
+	for _, l := range c.all() {
 		l.crossings.breakAll(airlock.Unavailable, false)
 	}
 }

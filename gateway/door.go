@@ -6,12 +6,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/time/rate"
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/gateway/dns"
 	links "airlock.dev/airlock/gateway/door"
+	"airlock.dev/airlock/gateway/inject"
 	"airlock.dev/airlock/gateway/upstream"
 	"airlock.dev/airlock/gateway/web"
 	"airlock.dev/airlock/gateway/wire"
@@ -33,6 +35,7 @@ type door struct {
 	dns     *dns.Server
 	web     *web.Door
 	router  *upstream.Router
+	secrets *inject.Door
 	udp     *rate.Limiter // of new UDP flows
 	link    *links.Door
 }
@@ -55,8 +58,11 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	}
 	d.dns = dns.New(dns.Config{Judge: d, Resolver: g.upstream, Names: d.names})
 	d.router = g.upstream.Router(d.dns.Lookup)
+	if d.secrets, err = inject.New(inject.Config{Secrets: w.Secrets, Use: d.use, Refused: d.misused, Wanted: wanted}); err != nil {
+		return nil, err
+	}
 	d.web, err = web.Open(web.Config{
-		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
+		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own, Wrap: d.secrets.Wrap,
 		Limits: web.Limits{RequestsPerMinute: g.start.RequestsMin},
 	})
 	if err != nil {
@@ -66,7 +72,8 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	return d, err
 }
 
-func (d *door) set(wire.Door) error { return nil }
+// set changes what the door has; requests under way go on with what it had.
+func (d *door) set(w wire.Door) error { return d.secrets.Set(w.Secrets) }
 
 // close ends all flows of the door.
 func (d *door) close() {
@@ -75,6 +82,7 @@ func (d *door) close() {
 	}
 	if d.web != nil {
 		d.web.Close()
+		d.secrets.Close()
 	}
 	if d.dns != nil {
 		d.dns.Close()
@@ -177,7 +185,7 @@ func (d *door) Cross(ctx context.Context, r web.Request) (web.Permit, error) {
 	case !v.Permit:
 		return nil, denial(v)
 	}
-	return &permit{d: d, event: v.Event}, nil
+	return &permit{d: d, event: v.Event, inject: v.Inject}, nil
 }
 
 // Refused implements web.Judge.
@@ -206,6 +214,38 @@ func (d *door) attempt(r web.Request) wire.Attempt {
 type permit struct {
 	d     *door
 	event uint64
+	// inject are the secrets that policies want put in.
+	inject []string
+}
+
+// use decides and records the use of a secret.
+func (d *door) use(ctx context.Context, u inject.Use) error {
+	v, err := d.ask(ctx, wire.MethodCross, usage(u))
+	switch {
+	case err != nil:
+		return err
+	case !v.Permit:
+		return denial(v)
+	}
+	(&permit{d: d, event: v.Event}).End(0, 0, 0, nil) // what became of it, the request's own end says
+	return nil
+}
+
+// misused records a placeholder where it does not belong.
+func (d *door) misused(ctx context.Context, u inject.Use, denied *web.Denied) {
+	a := usage(u)
+	a.Refused = denied.Reason
+	d.ask(context.WithoutCancel(ctx), wire.MethodCross, a)
+}
+
+func usage(u inject.Use) wire.Attempt {
+	return wire.Attempt{Action: "secret:use", Secret: u.Secret, Host: u.Host, Port: u.Port, Method: u.Method, Path: u.Path, Location: u.Location}
+}
+
+// wanted says whether a policy puts a secret into a request.
+func wanted(ctx context.Context, secret string) bool {
+	p, ok := web.PermitOf(ctx).(*permit)
+	return ok && slices.Contains(p.inject, secret)
 }
 
 // End implements web.Permit.

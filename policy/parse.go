@@ -99,6 +99,24 @@ func (s *Set) IDs() []string {
 	return ids
 }
 
+// Injected are the secrets that permits of the set put in, sorted. A nil set
+// has none.
+func (s *Set) Injected() []string {
+	var names []string
+	if s == nil {
+		return nil
+	}
+	for _, p := range s.policies {
+		for _, o := range p.obligations {
+			if o.Kind == KindInject && !slices.Contains(names, o.Value) {
+				names = append(names, o.Value)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // Text is the policies in one canonical form, sorted by id and without
 // comments. Parse reads it back as the same set.
 func (s *Set) Text() string { return s.text }

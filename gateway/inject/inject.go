@@ -53,6 +53,9 @@ type Config struct {
 	// It may wait until ctx ends. Any error refuses the request; a *web.Denied
 	// is told to the sandbox, of others their public text.
 	Use func(ctx context.Context, u Use) error
+	// Wanted says whether a secret is to be put into the request of ctx, of
+	// those that are put in on demand. It may be nil if there are none.
+	Wanted func(ctx context.Context, secret string) bool
 	// Refused records a request that this package denied.
 	Refused func(ctx context.Context, u Use, d *web.Denied)
 }
@@ -349,11 +352,16 @@ func (p *plan) has(place Place) bool {
 	return false
 }
 
+// always says whether a secret is put in where no placeholder is.
+func (x *exchange) always(s *Secret) bool {
+	return s.Always || s.Wanted && x.door.cfg.Wanted != nil && x.door.cfg.Wanted(x.ctx, s.Name)
+}
+
 // plan finds the secrets that are to be sent.
 func (x *exchange) plan(p *plan, r *http.Request) *web.Denied {
 	for _, always := range []bool{true, false} {
 		for _, s := range x.set.secrets {
-			if s.Always != always || s.misses(x.at) != "" {
+			if x.always(s) != always || s.misses(x.at) != "" {
 				continue
 			}
 			if p.has(s.Place) {
@@ -374,7 +382,7 @@ func (x *exchange) plan(p *plan, r *http.Request) *web.Denied {
 					p.headers[name] = s.Place.credential(s.Value)
 					p.secrets = append(p.secrets, s)
 				}
-			} else if p.parameter(s) {
+			} else if p.parameter(s, always) {
 				p.secrets = append(p.secrets, s)
 			}
 		}
@@ -417,12 +425,12 @@ func (p Place) holds(value, placeholder string) bool {
 
 // parameter puts a secret into the query: in place of its placeholder, which
 // is there once, or of all parameters of its name.
-func (p *plan) parameter(s *Secret) bool {
+func (p *plan) parameter(s *Secret, always bool) bool {
 	var kept []part
 	found := 0
 	for _, q := range p.parts {
 		if !q.placed && q.name == s.Place.Query {
-			if s.Always {
+			if always {
 				continue
 			}
 			if q.value == s.Placeholder {
@@ -434,7 +442,7 @@ func (p *plan) parameter(s *Secret) bool {
 		}
 		kept = append(kept, q)
 	}
-	if s.Always {
+	if always {
 		kept = append(kept, part{text: url.QueryEscape(s.Place.Query) + "=" + url.QueryEscape(s.Value), placed: true})
 	} else if found != 1 {
 		return false

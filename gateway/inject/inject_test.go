@@ -734,3 +734,49 @@ func TestUpgrades(t *testing.T) {
 		w.denied(request(t, "GET", "https://example.com/ws?t="+placeholder, nil, "Connection", "Upgrade", "Upgrade", "websocket"))
 	}
 }
+
+// A secret that a policy puts in goes into the requests that it was permitted
+// for, and into no others.
+func TestWanted(t *testing.T) {
+	var got []string
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { got = append(got, r.Header.Get("Authorization")) }))
+	defer server.Close()
+	type wantedKey struct{}
+	d, err := New(Config{
+		Secrets: []Secret{{Name: "key", Value: "valueofthekey", Wanted: true, Scope: Scope{Host: "127.0.0.1", Port: portOfURL(t, server.URL), Methods: []string{"GET"}, Path: "/", Place: Place{Header: "Authorization", Prefix: "Bearer "}}}},
+		Use:     func(context.Context, Use) error { return nil },
+		Wanted:  func(ctx context.Context, name string) bool { return ctx.Value(wantedKey{}) == name },
+		Refused: func(context.Context, Use, *web.Denied) {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt := d.Wrap(server.Client().Transport)
+	for _, ctx := range []context.Context{t.Context(), context.WithValue(t.Context(), wantedKey{}, "key"), context.WithValue(t.Context(), wantedKey{}, "other")} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := rt.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	if want := []string{"", "Bearer valueofthekey", ""}; !slices.Equal(got, want) {
+		t.Errorf("upstream got %q, want %q", got, want)
+	}
+}
+
+func portOfURL(t *testing.T, raw string) uint16 {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.ParseUint(u.Port(), 10, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint16(n)
+}

@@ -34,12 +34,14 @@ const (
 // one place that the value may be sent to.
 type Secret struct {
 	Name        string `json:"name"`
-	Placeholder string `json:"placeholder,omitempty"` // may be empty with Always
+	Placeholder string `json:"placeholder,omitempty"` // may be empty with Always or Wanted
 	Value       string `json:"value"`
 	Scope
 	// Always puts the value in where no placeholder is, in place of what the
 	// sandbox sent at that location.
 	Always bool `json:"always,omitempty"`
+	// Wanted is Always for the requests that Config.Wanted says.
+	Wanted bool `json:"wanted,omitempty"`
 }
 
 // Scope is the one place that a secret may be sent to. Nothing in it is a
@@ -137,7 +139,7 @@ func (s *Secret) Validate() error {
 	if s.Name == "" || len(s.Name) > textMax || !plain(s.Name) {
 		return airlock.Invalidf("name", "give a name of printable characters", "the secret's name is not usable")
 	}
-	if s.Placeholder == "" && !s.Always {
+	if s.Placeholder == "" && !s.Always && !s.Wanted {
 		return airlock.Invalidf("placeholder", "make one with NewPlaceholder", "secret %q has no placeholder", s.Name)
 	}
 	if s.Placeholder != "" && !validPlaceholder(s.Placeholder) {

@@ -32,8 +32,8 @@ func (outside) Admit(context.Context, string, uint16) (web.Mode, error) { return
 func (outside) Cross(context.Context, web.Request) (web.Permit, error)  { return outside{}, nil }
 func (outside) Refused(context.Context, web.Request, *web.Denied)       {}
 func (outside) End(int, int64, int64, error)                            {}
-func (outside) Route(context.Context, string, uint16) (web.Route, error) {
-	return web.Route{IP: netip.MustParseAddr("203.0.113.7")}, nil
+func (outside) Routes(context.Context, string, string, uint16) ([]web.Route, error) {
+	return []web.Route{{IP: netip.MustParseAddr("203.0.113.7")}}, nil
 }
 func (o outside) Connect(ctx context.Context, _ web.Route) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", o.server.String())

@@ -26,9 +26,9 @@ const (
 	kindCancel = 'X'
 
 	headerBytes = 9
-	// MaxMessage is how many bytes of JSON a message has at most. It is less
-	// than what the system lets a packet have.
-	MaxMessage = 128 << 10
+	// MaxMessage is how many bytes of JSON a message has at most. Both ends of
+	// the socket need a buffer for it.
+	MaxMessage = 256 << 10
 	// callsMost is how many calls of the other side are served at a time. More
 	// wait in the socket.
 	callsMost = 4096

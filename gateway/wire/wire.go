@@ -8,7 +8,11 @@
 // of any protocol of the world. Start reading at Attempt, Verdict and Peer.
 package wire
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"airlock.dev/airlock/gateway/inject"
+)
 
 // Methods that the gateway serves.
 const (
@@ -40,8 +44,7 @@ type Start struct {
 // Door is a sandbox's, and what the gateway must know of it.
 type Door struct {
 	Sandbox string
-	// CloseFlows says, with MethodSet, that what is open must be decided again.
-	CloseFlows bool `json:",omitempty"`
+	Secrets []inject.Secret `json:",omitempty"`
 	// Names are those that it was given addresses of, the oldest first.
 	Names []Binding `json:",omitempty"`
 }
