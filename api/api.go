@@ -37,6 +37,7 @@ type Sandboxes interface {
 	LastMetric(ctx context.Context, p airlock.Principal, id string) (control.Metric, bool)
 	Logs(ctx context.Context, p airlock.Principal, id string) ([]control.Event, error)
 	Open(ctx context.Context, id string) (*control.Guest, error)
+	SecretChanged(ctx context.Context, team, name string) error
 	Approvals(p airlock.Principal) []control.Approval
 	Decide(ctx context.Context, p airlock.Principal, id string, permit bool, reason string) error
 	// FindToken returns the running sandbox whose access token matches.

@@ -40,6 +40,7 @@ type createBody struct {
 	Network       *networkBody      `json:"network"`
 	Limits        airlock.Limits    `json:"limits"`
 	Profile       string            `json:"profile"` // policies asked for: offline, packages or internet
+	Secrets       map[string]string `json:"secrets"` // by the variables that get placeholders: names of the team's secrets
 	Policy        string            `json:"policy"`  // in Cedar's language, beside the profile (then offline unless it is given)
 
 	// Understood and not supported: refused unless they ask for nothing.
@@ -74,7 +75,7 @@ func unsupported(field string) error {
 
 // request checks the body and returns it in control's words.
 func (b *createBody) request(defaultTimeout int64) (control.CreateRequest, error) {
-	req := control.CreateRequest{Template: b.TemplateID, Metadata: b.Metadata, Env: b.EnvVars, Limits: b.Limits, Profile: b.Profile, Policy: b.Policy}
+	req := control.CreateRequest{Template: b.TemplateID, Metadata: b.Metadata, Env: b.EnvVars, Limits: b.Limits, Profile: b.Profile, Policy: b.Policy, Secrets: b.Secrets}
 	if b.TemplateID == "" {
 		return req, airlock.Invalidf("templateID", "name a template such as base", "templateID is missing")
 	}

@@ -99,6 +99,10 @@ func (s *server) secretAct(r *request, e audit.Event, act func(team, name string
 		return secrets.Secret{}, err
 	}
 	secret, err := act(team, name)
+	if err == nil {
+		// What was changed holds for sandboxes that run, too.
+		err = s.Sandboxes.SecretChanged(r.Context(), team, name)
+	}
 	o := audit.Outcome{Status: "ok"}
 	switch {
 	case err != nil:

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -13,10 +14,38 @@ import (
 )
 
 // netFlags say what a sandbox may reach.
-type netFlags struct{ net string }
+type netFlags struct {
+	net     string
+	secrets []string
+}
 
 func (f *netFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.net, "net", "", "what it may reach, of what the team may: the `PROFILE` offline, packages (registries, to read) or internet, or a file NAME.cedar of policies (default internet)")
+	cmd.Flags().StringArrayVar(&f.secrets, "secret", nil, "`NAME[=VARIABLE]` of a secret that it may use: the variable (NAME in capitals) has a placeholder, which is taken out where the secret belongs; may be repeated")
+}
+
+// wanted returns the secrets of --secret by their variables.
+func (f *netFlags) wanted() (map[string]string, error) {
+	if len(f.secrets) == 0 {
+		return nil, nil
+	}
+	all := map[string]string{}
+	for _, s := range f.secrets {
+		name, variable, given := strings.Cut(s, "=")
+		if !given {
+			variable = strings.Map(func(r rune) rune {
+				if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+					return unicode.ToUpper(r)
+				}
+				return '_'
+			}, name)
+		}
+		if name == "" || variable == "" || all[variable] != "" {
+			return nil, airlock.Invalidf("--secret", "give NAME or NAME=VARIABLE, each variable once", "--secret: %.60q is no secret, or its variable has one", s)
+		}
+		all[variable] = name
+	}
+	return all, nil
 }
 
 // maxNetPolicy bounds a file of policies; the server has the same bound.

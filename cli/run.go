@@ -230,9 +230,15 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 	if create.Profile, create.Policy, err = f.asks(); err != nil {
 		return err
 	}
+	if create.Secrets, err = f.wanted(); err != nil {
+		return err
+	}
 	c, err := a.connect()
 	if err != nil {
 		return err
+	}
+	if c == nil && len(create.Secrets) > 0 {
+		return airlock.Invalidf("--secret", "start one with `airlock serve`", "--secret needs a server, which keeps secrets and puts them into requests")
 	}
 	if c == nil && f.net != "" && f.net != "offline" {
 		return airlock.Invalidf("--net", "start one with `airlock serve`, or leave --net out: without a server a program has no network", "--net %s needs a server, which decides and records what leaves", f.net)

@@ -63,6 +63,9 @@ func (a *app) sandboxCreate() *cobra.Command {
 			if req.Profile, req.Policy, err = net.asks(); err != nil {
 				return err
 			}
+			if req.Secrets, err = net.wanted(); err != nil {
+				return err
+			}
 			if req.Env, err = pairs("--env", vars); err != nil {
 				return err
 			}

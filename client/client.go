@@ -235,6 +235,7 @@ type CreateRequest struct {
 	Profile  string // policies that it asks for beside its team's: offline, packages or internet; "" is internet
 	Policy   string // of its own, in Cedar's language; then Profile "" is offline
 	Network  *Network
+	Secrets  map[string]string // by the variables that its processes get placeholders in: names of the team's secrets
 }
 
 // Network is what a sandbox asks for of the network, in E2B's words.
@@ -252,6 +253,7 @@ type createBody struct {
 	Limits     *wireLimits       `json:"limits,omitempty"`
 	Profile    string            `json:"profile,omitempty"`
 	Policy     string            `json:"policy,omitempty"`
+	Secrets    map[string]string `json:"secrets,omitempty"`
 	Network    *Network          `json:"network,omitempty"`
 }
 
@@ -269,7 +271,7 @@ func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.
 
 // Create starts a sandbox and returns when it takes commands.
 func (c *Client) Create(ctx context.Context, req CreateRequest) (*Sandbox, error) {
-	body := createBody{TemplateID: req.Template, Timeout: seconds(req.Timeout), Metadata: req.Metadata, Env: req.Env, Profile: req.Profile, Policy: req.Policy, Network: req.Network}
+	body := createBody{TemplateID: req.Template, Timeout: seconds(req.Timeout), Metadata: req.Metadata, Env: req.Env, Profile: req.Profile, Policy: req.Policy, Network: req.Network, Secrets: req.Secrets}
 	if body.TemplateID == "" {
 		body.TemplateID = "base"
 	}

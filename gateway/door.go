@@ -58,7 +58,7 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	}
 	d.dns = dns.New(dns.Config{Judge: d, Resolver: g.upstream, Names: d.names})
 	d.router = g.upstream.Router(d.dns.Lookup)
-	if d.secrets, err = inject.New(inject.Config{Secrets: w.Secrets, Use: d.use, Refused: d.misused, Wanted: wanted}); err != nil {
+	if d.secrets, err = inject.New(inject.Config{Secrets: g.secrets(w), Use: d.use, Refused: d.misused, Wanted: wanted}); err != nil {
 		return nil, err
 	}
 	d.web, err = web.Open(web.Config{
@@ -73,7 +73,12 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 }
 
 // set changes what the door has; requests under way go on with what it had.
-func (d *door) set(w wire.Door) error { return d.secrets.Set(w.Secrets) }
+func (d *door) set(w wire.Door) error { return d.secrets.Set(d.g.secrets(w)) }
+
+// secrets are a door's and those that all have.
+func (g *gateway) secrets(w wire.Door) []inject.Secret {
+	return append(g.start.Secrets[:len(g.start.Secrets):len(g.start.Secrets)], w.Secrets...)
+}
 
 // close ends all flows of the door.
 func (d *door) close() {

@@ -28,6 +28,7 @@ import (
 	"airlock.dev/airlock/cli"
 	"airlock.dev/airlock/cluster"
 	"airlock.dev/airlock/control"
+	"airlock.dev/airlock/gateway/inject"
 	"airlock.dev/airlock/gateway/process"
 	"airlock.dev/airlock/gateway/root"
 	"airlock.dev/airlock/gateway/wire"
@@ -195,8 +196,9 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	kept := secrets.New(store, keep)
 	sandboxes, err := control.New(ctx, control.Config{
-		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log, Hold: o.Hold, Registries: registryHosts(registries, log),
+		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log, Hold: o.Hold, Registries: registryHosts(registries, log), Secrets: kept,
 		Boundary: control.Boundary{Policies: policies.Current, Trail: trail},
 	})
 	if err != nil {
@@ -205,7 +207,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err := sandboxes.Recover(ctx); err != nil {
 		return err
 	}
-	way, err := startGateway(ctx, o, authority, sandboxes, stderr, log)
+	way, err := startGateway(ctx, o, authority, credentials(registries, log), sandboxes, stderr, log)
 	if err != nil {
 		return err
 	}
@@ -217,7 +219,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		return err
 	}
 	domain := publicDomain(o.Domain, tcp.Addr())
-	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Secrets: secrets.New(store, keep), Trail: trail, Policies: policies, Domain: domain, Log: log, Version: version})
+	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Secrets: kept, Trail: trail, Policies: policies, Domain: domain, Log: log, Version: version})
 	local, err := listener(held, "listen/unix", "unix", socket)
 	if err != nil {
 		return err
@@ -292,8 +294,33 @@ func registryHosts(s mirror.Settings, log *slog.Logger) (all []policy.Registry) 
 	return all
 }
 
+// credentials are those of this machine's registries, which sandboxes read by
+// and never have.
+func credentials(s mirror.Settings, log *slog.Logger) (all []inject.Secret) {
+	for i, c := range s.Credentials {
+		kind, value, _ := strings.Cut(c.Authorization(), " ")
+		secret := inject.Secret{
+			Name: fmt.Sprintf("registry-%d-%s", i+1, c.Host.Name), Value: value, Always: true,
+			Scope: inject.Scope{Host: c.Host.Name, Port: c.Host.Port, Methods: []string{"GET", "HEAD"}, Path: strings.TrimSuffix(c.Path, "/") + "/{rest...}", Place: inject.Place{Header: "Authorization", Prefix: kind + " "}},
+		}
+		if value == "" {
+			secret.Value, secret.Place.Prefix = kind, ""
+		}
+		err := secret.Validate()
+		if c.Host.Scheme != "https" {
+			err = errors.New("it would travel in the clear")
+		}
+		if err != nil {
+			log.Warn("a credential of this machine's registries is not used for sandboxes", "host", c.Host.Name, "err", err)
+			continue
+		}
+		all = append(all, secret)
+	}
+	return all
+}
+
 // startGateway starts the process that is every sandbox's way out.
-func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root, decider process.Decider, stderr *os.File, log *slog.Logger) (*process.Gateway, error) {
+func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root, all []inject.Secret, decider process.Decider, stderr *os.File, log *slog.Logger) (*process.Gateway, error) {
 	cert, signer := authority.Current()
 	key, err := x509.MarshalPKCS8PrivateKey(signer)
 	if err != nil {
@@ -301,7 +328,7 @@ func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root,
 	}
 	return process.Start(ctx, process.Config{
 		Name: gatewayName, UID: airlock.GatewayUser, Env: gatewayEnv(), Stderr: stderr, Decider: decider, Log: log,
-		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves},
+		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves, Secrets: all},
 	})
 }
 

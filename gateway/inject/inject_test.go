@@ -17,6 +17,8 @@ import (
 	"net/http/httputil"
 	"net/textproto"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"

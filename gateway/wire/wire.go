@@ -35,6 +35,8 @@ type Start struct {
 	Root      []byte         // certificate of the authority that sandboxes trust, DER
 	Key       []byte         // its key, PKCS #8
 	Reachable []netip.Prefix `json:",omitempty"` // ranges that count as public here
+	// Secrets are in every door: the credentials of this machine's registries.
+	Secrets []inject.Secret `json:",omitempty"`
 	// ProxyResolves has the proxy of this machine resolve names; see package upstream.
 	ProxyResolves bool `json:",omitempty"`
 	FlowsMost     int  `json:",omitempty"` // of one door
