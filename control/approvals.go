@@ -144,13 +144,12 @@ func (c *Sandboxes) Decide(ctx context.Context, p airlock.Principal, id string, 
 		return airlock.Errorf(airlock.NotFound, "nothing with the id %.40q waits for approval: it was decided, its time was over, or the client gave up", id)
 	}
 	denied := h.mayApprove(p)
-	e := audit.Event{
-		Type: "approval.deny", Team: h.Team, Sandbox: h.Sandbox, Of: &h.Event,
-		Actor: audit.Actor{Kind: "user", ID: p.KeyID, Role: p.Role}, Outcome: audit.Outcome{Status: "ok", Message: reason},
-	}
+	e := audit.Event{Type: "approval.deny"}
 	if permit {
-		e.Type = "approval.grant"
+		e = audit.Event{Type: "approval.grant"}
 	}
+	e.Team, e.Sandbox, e.Of = h.Team, h.Sandbox, &h.Event
+	e.Actor, e.Outcome = audit.Actor{Kind: "user", ID: p.KeyID, Role: p.Role}, audit.Outcome{Status: "ok", Message: reason}
 	if denied != nil {
 		e.Outcome = audit.Outcome{Status: "denied", Code: string(airlock.CodeOf(denied)), Message: publicOf(denied)}
 	}

@@ -46,7 +46,7 @@ func TestLoad(t *testing.T) {
 	if got := research.IDs(); !slices.Equal(got, []string{"all", "no-mail"}) {
 		t.Errorf("research has %v", got)
 	}
-	if got := other.IDs(); !slices.Equal(got, []string{"no-mail", "ports-answer", "public-addresses", "resolve-names", "team-creates", "team-uses-files", "team-uses-sandboxes"}) {
+	if got := other.IDs(); !slices.Equal(got, []string{"no-mail", "ports-answer", "public-addresses", "resolve-names", "secrets-at-their-place", "team-creates", "team-uses-files", "team-uses-sandboxes"}) {
 		t.Errorf("sales has %v", got)
 	}
 	if got := p.Teams(); !slices.Equal(got, []string{"research"}) {

@@ -130,7 +130,7 @@ func TestProfiles(t *testing.T) {
 		{"with a zone", someFacts(), connect("x", "fe80::1%eth0", 80), "", ""},
 
 		{"a secret", someFacts(), Call{Principal: Entity{"Sandbox", "i1"}, Action: "secret:use", Resource: Entity{"Secret", "s"},
-			Context: Context{"host": "example.com", "port": 443, "method": "GET", "path": "/", "location": "header"}}, "", ""},
+			Context: Context{"host": "example.com", "port": 443, "method": "GET", "path": "/", "location": "header"}}, "opi", "secrets-at-their-place"},
 		{"a table", someFacts(), Call{Principal: Entity{"Execution", "e1"}, Action: "db:select", Resource: Entity{"Table", "crm/public/customers"}}, "", ""},
 	} {
 		for i, profile := range ProfileNames() {

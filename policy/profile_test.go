@@ -179,7 +179,7 @@ func TestOwnPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Join(s.IDs(), " "), "one ports-answer team-creates team-uses-files team-uses-sandboxes"; got != want {
+	if got, want := strings.Join(s.IDs(), " "), "one ports-answer secrets-at-their-place team-creates team-uses-files team-uses-sandboxes"; got != want {
 		t.Errorf("policies %s, want %s", got, want)
 	}
 	if s, err = FromRequest("packages", own, airlock.Network{}, nil); err != nil || !slices.Contains(s.IDs(), "read-from-registries") {

@@ -44,6 +44,7 @@ func TestExplain(t *testing.T) {
 		`ceiling/g-team permit yes `,
 		`ceiling/h-other-team permit no: principal the principal "Sandbox::i1" is not in Team::"sales"`,
 		`request/ports-answer permit no: action the action "Action::net:connect" is not Action::"port:serve"`,
+		`request/secrets-at-their-place permit no: action the action "Action::net:connect" is not Action::"secret:use"`,
 		`request/team-creates permit no: action the action "Action::net:connect" is not in [Action::"sandbox:create", Action::"sandbox:list"]`,
 		`request/team-uses-files permit no: action the action "Action::net:connect" is not in Action::"file:*"`,
 		`request/team-uses-sandboxes permit no: action the action "Action::net:connect" is not in [Action::"sandbox:*", Action::"exec:*"]`,

@@ -33,6 +33,7 @@ type watched struct {
 	// in when the source ends, which may be while the transport reads them.
 	trailer http.Header
 
+	start  sync.Once
 	looked chan struct{} // the goroutine is done
 	more   chan struct{} // there may be something to read
 	closed chan struct{}
@@ -58,12 +59,15 @@ func (x *exchange) watch(r *http.Request) *watched {
 			b.trailer[name] = nil
 		}
 	}
-	x.door.reads.Go(b.look)
 	return b
 }
 
+// begin starts the goroutine.
+func (b *watched) begin() { b.start.Do(func() { b.x.door.reads.Go(b.look) }) }
+
 // first waits for the part that is looked at.
 func (b *watched) first() *web.Denied {
+	b.begin()
 	ctx, cancel := context.WithTimeout(b.x.ctx, b.wait)
 	defer cancel()
 	select {
@@ -116,6 +120,7 @@ func (b *watched) ended(err error) error {
 }
 
 func (b *watched) Read(p []byte) (int, error) {
+	b.begin()
 	for {
 		b.mu.Lock()
 		if denied, ok := b.err.(*web.Denied); ok {
@@ -154,10 +159,4 @@ func (b *watched) Read(p []byte) (int, error) {
 func (b *watched) Close() error {
 	b.close.Do(func() { close(b.closed) })
 	return b.src.Close()
-}
-
-// abandon is Close for a body that is being read: a server's cannot be closed
-// then, and its client may wait for the answer.
-func (b *watched) abandon() {
-	b.x.door.reads.Go(func() { b.Close() })
 }

@@ -15,6 +15,7 @@ package inject
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -135,9 +136,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	out := *r
 	out.GetBody = nil // it would not be looked at
 	if denied := x.prepare(r, &out); denied != nil {
-		if x.body != nil {
-			x.body.abandon()
-		} else if r.Body != nil {
+		if r.Body != nil {
 			r.Body.Close()
 		}
 		return nil, denied
@@ -273,16 +272,6 @@ func (x *exchange) prepare(r, out *http.Request) *web.Denied {
 	if secret, location := x.stray(&p, r); secret != nil {
 		return x.misplaced(secret, location)
 	}
-	if r.Body != nil && r.Body != http.NoBody {
-		x.body = x.watch(r)
-		out.Body, out.Trailer = x.body, x.body.trailer
-		if denied := x.body.first(); denied != nil {
-			return denied
-		}
-	}
-	if len(p.secrets) == 0 {
-		return nil
-	}
 	for _, s := range p.secrets {
 		if len(r.Header["Upgrade"]) > 0 && !s.Upgrade {
 			return x.refuse(s, "header Upgrade", &web.Denied{
@@ -296,6 +285,21 @@ func (x *exchange) prepare(r, out *http.Request) *web.Denied {
 			return undecided(s, err)
 		}
 	}
+	if r.Body != nil && r.Body != http.NoBody {
+		x.body = x.watch(r)
+		out.Body, out.Trailer = x.body, x.body.trailer
+	}
+	if len(p.secrets) > 0 {
+		x.inject(&p, r, out)
+	}
+	if x.body != nil || x.scrub != nil {
+		*out = *out.WithContext(x.traced(r.Context()))
+	}
+	return nil
+}
+
+// inject puts the values in.
+func (x *exchange) inject(p *plan, r, out *http.Request) {
 	x.sent = p.secrets
 	x.scrub = new(scrubber)
 	for _, s := range x.sent {
@@ -314,14 +318,38 @@ func (x *exchange) prepare(r, out *http.Request) *web.Denied {
 	out.Header.Del("If-Range")
 	out.Header.Set("Accept-Encoding", "identity")
 	out.Header.Del("Grpc-Accept-Encoding")
-	*out = *out.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
-		GotConn: func(httptrace.GotConnInfo) { x.sending.Store(true) },
-		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error { // before who passes it on
+}
+
+// traced returns the context of what is sent. Its body is looked at when there
+// is a connection and nothing was said on it: while there is none, the web may
+// try another way with the same body.
+func (x *exchange) traced(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(ctx)
+	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
+		x.sending.Store(true)
+		if x.body == nil {
+			return
+		}
+		if denied := x.body.first(); denied != nil {
+			cancel(denied)
+			if !shared(info.Conn) {
+				info.Conn.Close() // HTTP/1.1 would write the head nevertheless
+			}
+		}
+	}}
+	if x.scrub != nil {
+		trace.Got1xxResponse = func(_ int, h textproto.MIMEHeader) error { // before who passes it on
 			x.scrub.header(http.Header(h))
 			return nil
-		},
-	}))
-	return nil
+		}
+	}
+	return httptrace.WithClientTrace(ctx, trace)
+}
+
+// shared is whether other requests may be on a connection.
+func shared(c net.Conn) bool {
+	secure, ok := c.(interface{ ConnectionState() tls.ConnectionState })
+	return ok && secure.ConnectionState().NegotiatedProtocol == "h2"
 }
 
 // undecided makes a denial of any error of a decision.
