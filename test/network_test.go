@@ -299,8 +299,8 @@ func TestDeniedAtOnce(t *testing.T) {
 	}
 	for _, c := range []struct{ name, line, want string }{
 		{"a name", `curl -sS http://example.com/ 2>&1`, "Could not resolve host"},
-		{"an address", `curl -sS http://192.0.2.7/a 2>&1`, "no sandbox reaches|nothing in the"},
-		{"metadata", `curl -sS http://169.254.169.254/latest/meta-data 2>&1`, "metadata address, which no sandbox reaches"},
+		{"an address", `curl -sS http://192.0.2.7/a 2>&1`, "not reached from a sandbox|nothing in the|does not name it"},
+		{"metadata", `curl -sS http://169.254.169.254/latest/meta-data 2>&1`, "the class metadata, which is not reached from a sandbox"},
 		{"an address over TLS", `curl -sS https://93.184.216.34/ 2>&1`, `"code":403.*nothing in the`},
 		{"another port", `curl -sS http://93.184.216.34:22/ 2>&1`, "refused|Connection reset|Couldn't connect|Could not connect"},
 		{"QUIC", `python3 -c '
