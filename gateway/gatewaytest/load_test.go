@@ -64,7 +64,7 @@ func TestManyDoors(t *testing.T) {
 	said, err := bufio.NewReader(stdout).ReadString('\n')
 	want(t, "the guests", fmt.Sprint(said, err), "ready\n<nil>")
 	for _, b := range sandboxes {
-		if s := b.door.Stats(); s.Flows != flows || s.Refused != 1 {
+		if s := b.door.Stats(); s.Flows < flows-1 || s.Refused != 1 { // DNS may be over
 			t.Errorf("a door has %+v, want %d flows and one refused", s, flows)
 		}
 	}

@@ -266,6 +266,12 @@ func (d *Door) read(c *conn, r *http.Request) (req Request, denied *Denied) {
 	if req.Path, req.RawPath, err = cleanPath(r.URL.EscapedPath()); err != nil {
 		return bad("the path can be read in more than one way: %v", err)
 	}
+	if s := slashed(req.Path); s != req.Path {
+		if !d.cfg.EncodedSlashes {
+			return bad("the path can be read in more than one way: it has an encoded slash (%%2f)")
+		}
+		req.Slashed = s
+	}
 	req.Upgrade = upgrade(r)
 	if r.ContentLength > d.limits.BodyBytes {
 		return req, &Denied{Status: http.StatusRequestEntityTooLarge, Reason: fmt.Sprintf("the request's body is larger than %d bytes", d.limits.BodyBytes)}
@@ -495,7 +501,7 @@ func (d *Door) secured(ctx context.Context, c *conn, protocols []string) (*tls.C
 func rewrite(p *httputil.ProxyRequest) {
 	t := p.In.Context().Value(targetKey{}).(*target)
 	p.Out.URL = &url.URL{
-		Scheme: t.req.Scheme, Host: t.key(), Path: t.req.Path, RawPath: t.req.RawPath,
+		Scheme: t.req.Scheme, Host: t.key(), Path: slashed(t.req.Path), RawPath: t.req.RawPath,
 		RawQuery: t.req.RawQuery, ForceQuery: p.In.URL.ForceQuery,
 	}
 	p.Out.Host = authority(t.req.Scheme, t.req.Host, t.req.Port)
