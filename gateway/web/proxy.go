@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/netip"
+	"net/textproto"
 	"net/url"
 	"slices"
 	"strings"
@@ -21,12 +23,16 @@ import (
 // it. Then it is resolved and classified again.
 const routeLife = time.Minute
 
+// headerLine is what a header counts for besides its text, as in RFC 9113.
+const headerLine = 32
+
 // routesMost is how many ways to a host are tried.
 const routesMost = 3
 
 var (
 	errBodyTooLarge   = errors.New("the request's body is larger than this sandbox may send")
 	errAnswerTooLarge = errors.New("the answer is larger than this sandbox may receive")
+	errEarlyTooLarge  = errors.New("the headers before the answer are larger than this sandbox may receive")
 )
 
 // target is what a permitted request goes to.
@@ -182,7 +188,22 @@ func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stalle
 		}
 	}()
 	t.watch(d.limits.Idle, stalled)
-	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, t))
+	ctx := context.WithValue(r.Context(), targetKey{}, t)
+	// The client bounds early answers only if nobody looks at them, and the
+	// ReverseProxy does.
+	early := d.limits.AnswerHeaderBytes
+	r = r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+		early -= headerLine
+		for k, vs := range h {
+			for _, v := range vs {
+				early -= len(k) + len(v) + headerLine
+			}
+		}
+		if early < 0 {
+			return errEarlyTooLarge
+		}
+		return nil
+	}}))
 	if r.Body != http.NoBody {
 		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
 		r.Body = t.body
