@@ -271,7 +271,15 @@ func (f flow) Accept() (net.Conn, error) {
 	return c, nil
 }
 
+// open makes a sandbox whose guest is in this process.
 func (w *world) open() *sandbox {
+	b, end := w.wire()
+	b.s = newStack(w.t, end)
+	return b
+}
+
+// wire makes a door, and returns the guest's end of its wire.
+func (w *world) wire() (*sandbox, *os.File) {
 	t := w.t
 	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -292,15 +300,14 @@ func (w *world) open() *sandbox {
 		Hold: names.Hold, Own: []netip.Addr{gateway4, gateway6}, Limits: w.limits,
 	})
 	must(t, err)
-	guests := os.NewFile(uintptr(ends[1]), "guest")
+	end := os.NewFile(uintptr(ends[1]), "guest")
 	b.door, err = door.Open(os.NewFile(uintptr(ends[0]), "door"), w.config, b)
 	must(t, err)
-	t.Cleanup(func() { guests.Close() })
+	t.Cleanup(func() { end.Close() })
 	t.Cleanup(b.dns.Close)
 	t.Cleanup(b.web.Close)
 	t.Cleanup(b.door.Close)
-	b.s = newStack(t, guests)
-	return b
+	return b, end
 }
 
 // newStack is a sandbox's network: a TCP/IP stack with the link layer that

@@ -264,6 +264,7 @@ func TestSmuggling(t *testing.T) {
 		{"any server", "OPTIONS * HTTP/1.1\r\nHost: one.test\r\n\r\n", 400, ""},
 		{"small letters", "delete /admin HTTP/1.1\r\nHost: one.test\r\n\r\n", 400, ""},
 		{"odd path", "GET /a%2f..%2fadmin HTTP/1.1\r\nHost: one.test\r\n\r\n", 400, ""},
+		{"slash in a segment", "GET /a%2fadmin HTTP/1.1\r\nHost: one.test\r\n\r\n", 400, ""},
 		{"dots", "GET /a/../admin HTTP/1.1\r\nHost: one.test\r\n\r\n", 403, ""},
 		{"CONNECT", "CONNECT two.test:22 HTTP/1.1\r\nHost: one.test\r\n\r\n", 400, ""},
 	} {

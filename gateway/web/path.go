@@ -16,6 +16,12 @@ import (
 // that a server could read in another way is an error, for example one that is
 // still encoded when it is decoded.
 //
+// A slash within a segment (%2F, as in GitLab's "projects/group%2Fproject") is
+// such a thing to servers that decode before they split. It is passed on as it
+// is, and the decoded path shows it as "%2F": nothing else in a decoded path
+// looks like that, for whatever is encoded twice is an error. Read the
+// other way (slashed) the path must be as clean.
+//
 // One such path is in daily use: npm asks for "@scope%2fname". It is sent as
 // "@scope/name", which registries take for the same and which has one meaning.
 func cleanPath(encoded string) (path, raw string, err error) {
@@ -56,6 +62,21 @@ func cleanPath(encoded string) (path, raw string, err error) {
 }
 
 func decodeSegment(s string) (string, error) {
+	if whole := strings.NewReplacer("%2f", "/", "%2F", "/").Replace(s); whole != s {
+		// Each part is a segment to a server that decodes first.
+		parts := strings.Split(whole, "/")
+		for i, part := range parts {
+			p, err := decodeSegment(part)
+			if err != nil {
+				return "", err
+			}
+			if part == "" || part == "." || part == ".." {
+				return "", errors.New("it has an encoded slash (%2f) beside nothing or a dot segment")
+			}
+			parts[i] = p
+		}
+		return strings.Join(parts, "%2F"), nil
+	}
 	p, err := url.PathUnescape(s)
 	if err != nil {
 		return "", errors.New("it has a % that is no encoding")
@@ -70,8 +91,6 @@ func decodeSegment(s string) (string, error) {
 		switch c := p[i]; {
 		case c < 0x20 || c == 0x7f:
 			return "", errors.New("it has a control character")
-		case c == '/':
-			return "", errors.New("it has an encoded slash (%2f)")
 		case c == '\\':
 			return "", errors.New(`it has a backslash`)
 		case c == ';':
@@ -85,6 +104,9 @@ func decodeSegment(s string) (string, error) {
 	}
 	return p, nil
 }
+
+// slashed is how a server that decodes before it splits reads a path.
+func slashed(path string) string { return strings.ReplaceAll(path, "%2F", "/") }
 
 func isHex(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'

@@ -15,6 +15,8 @@ func TestCleanPath(t *testing.T) {
 		{"/a%20b%7E", "/a b~", "/a%20b%7E"}, {"/%E2%82%AC", "/€", "/%E2%82%AC"}, {"/100%25", "/100%", "/100%25"}, {"/a%2Bb+c", "/a+b+c", "/a%2Bb+c"},
 		{"/%3A%40", "/:@", "/%3A%40"}, {"/a%3Fb%23c", "/a?b#c", "/a%3Fb%23c"},
 		{"/@types%2fnode", "/@types/node", "/@types/node"}, {"/npm/@a.b%2Fc-d/-/x.tgz", "/npm/@a.b/c-d/-/x.tgz", "/npm/@a.b/c-d/-/x.tgz"},
+		{"/projects/group%2fproject/x", "/projects/group%2Fproject/x", "/projects/group%2fproject/x"}, {"/a%2Fb%2fc", "/a%2Fb%2Fc", "/a%2Fb%2fc"},
+		{"/a%2fb/../c%2Fd%20e", "/c%2Fd e", "/c%2Fd%20e"}, {"/@a%2fb%2fc", "/@a%2Fb%2Fc", "/@a%2fb%2fc"}, {"/@a%2f.b", "/@a%2F.b", "/@a%2f.b"},
 	} {
 		path, raw, err := cleanPath(tt.in)
 		if err != nil {
@@ -25,7 +27,8 @@ func TestCleanPath(t *testing.T) {
 	}
 	for in, reason := range map[string]string{
 		"*": "begin", "a": "begin",
-		"/a%2fb": "slash", "/a%2Fb": "slash", "/@a%2fb%2fc": "slash", "/@a%2f..": "slash", "/@%2fb": "slash", "/@a%2f": "slash", "/@a%2f.b": "slash",
+		"/%2f": "slash", "/a%2f%2fb": "slash", "/%2Fa": "slash", "/a%2f": "slash", "/@a%2f": "slash", "/@a%2f..": "dot", "/a%2f../b": "dot", "/a%2f.": "dot", "/..%2fa": "dot",
+		"/a%2f%2e%2e": "dot", "/a%2fb;c": "semicolon", "/a%2fb%5cc": "backslash", "/a%2fb%00": "control", "/a%252fb": "twice", "/a%2fb%252f": "twice", "/a%%32fb": "no encoding", "/a%2%66b": "no encoding", "/a%25%32fb": "twice",
 		"/%2e": "dot", "/%2e%2E": "dot", "/.%2e/a": "dot", "/a%2eb": "dot",
 		"/a;b": "semicolon", "/a%3bb": "semicolon", "/..;/a": "semicolon",
 		`/a\b`: "backslash", "/a%5cb": "backslash", "/%00": "control", "/a%0d%0ab": "control", "/%7f": "control",
@@ -40,7 +43,7 @@ func TestCleanPath(t *testing.T) {
 }
 
 func FuzzCleanPath(f *testing.F) {
-	for _, s := range []string{"/", "/a/../b//c/.", "/@types%2fnode", "/%2e%2e/a", "/a;b", "/%25252e", "/é", "/a%20b?c#d", "//x/y", "/..;/"} {
+	for _, s := range []string{"/", "/a/../b//c/.", "/@types%2fnode", "/%2e%2e/a", "/a;b", "/%25252e", "/projects/a%2fb", "/a%2f..", "/a%252fb", "/é", "/a%20b?c#d", "//x/y", "/..;/"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, target string) {
@@ -53,13 +56,17 @@ func FuzzCleanPath(f *testing.F) {
 			return
 		}
 		// What is sent is what was decided, whoever decodes it, once or twice.
-		sent := &url.URL{Path: path, RawPath: raw}
+		sent := &url.URL{Path: slashed(path), RawPath: raw}
 		if sent.EscapedPath() != raw {
 			t.Errorf("%q: %q is sent as %q", target, raw, sent.EscapedPath())
 		}
 		once, err := url.PathUnescape(raw)
-		if err != nil || once != path {
+		if err != nil || once != slashed(path) {
 			t.Errorf("%q: %q means %q, not %q", target, raw, once, path)
+		}
+		// Only a slash in a segment is shown as one.
+		if n := strings.Count(strings.ToLower(raw), "%2f"); n != strings.Count(path, "%2F") || n != strings.Count(strings.ToLower(path), "%2f") {
+			t.Errorf("%q: %q is shown as %q", target, raw, path)
 		}
 		if twice, err := url.PathUnescape(once); err == nil && twice != once {
 			t.Errorf("%q: %q means %q when it is decoded again", target, once, twice)
@@ -67,7 +74,10 @@ func FuzzCleanPath(f *testing.F) {
 		if !utf8.ValidString(path) || path[0] != '/' || strings.ContainsAny(path, "\\;\x00\r\n") || strings.Contains(path, "//") {
 			t.Errorf("%q: %q is not clean", target, path)
 		}
-		for s := range strings.SplitSeq(path, "/") {
+		if strings.Contains(slashed(path), "//") {
+			t.Errorf("%q: %q has empty segments for some", target, path)
+		}
+		for s := range strings.SplitSeq(slashed(path), "/") {
 			if s == "." || s == ".." {
 				t.Errorf("%q: %q has dots", target, path)
 			}

@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/netip"
+	"net/textproto"
 	"net/url"
 	"slices"
 	"strings"
@@ -21,12 +23,16 @@ import (
 // it. Then it is resolved and classified again.
 const routeLife = time.Minute
 
+// headerLine is what a header counts for besides its text, as in RFC 9113.
+const headerLine = 32
+
 // routesMost is how many ways to a host are tried.
 const routesMost = 3
 
 var (
 	errBodyTooLarge   = errors.New("the request's body is larger than this sandbox may send")
 	errAnswerTooLarge = errors.New("the answer is larger than this sandbox may receive")
+	errEarlyTooLarge  = errors.New("the headers before the answer are larger than this sandbox may receive")
 )
 
 // target is what a permitted request goes to.
@@ -182,7 +188,22 @@ func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stalle
 		}
 	}()
 	t.watch(d.limits.Idle, stalled)
-	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, t))
+	ctx := context.WithValue(r.Context(), targetKey{}, t)
+	// The client bounds early answers only if nobody looks at them, and the
+	// ReverseProxy does.
+	early := d.limits.AnswerHeaderBytes
+	r = r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+		early -= headerLine
+		for k, vs := range h {
+			for _, v := range vs {
+				early -= len(k) + len(v) + headerLine
+			}
+		}
+		if early < 0 {
+			return errEarlyTooLarge
+		}
+		return nil
+	}}))
 	if r.Body != http.NoBody {
 		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
 		r.Body = t.body
@@ -265,6 +286,12 @@ func (d *Door) read(c *conn, r *http.Request) (req Request, denied *Denied) {
 	var err error
 	if req.Path, req.RawPath, err = cleanPath(r.URL.EscapedPath()); err != nil {
 		return bad("the path can be read in more than one way: %v", err)
+	}
+	if s := slashed(req.Path); s != req.Path {
+		if !d.cfg.EncodedSlashes {
+			return bad("the path can be read in more than one way: it has an encoded slash (%%2f)")
+		}
+		req.Slashed = s
 	}
 	req.Upgrade = upgrade(r)
 	if r.ContentLength > d.limits.BodyBytes {
@@ -495,7 +522,7 @@ func (d *Door) secured(ctx context.Context, c *conn, protocols []string) (*tls.C
 func rewrite(p *httputil.ProxyRequest) {
 	t := p.In.Context().Value(targetKey{}).(*target)
 	p.Out.URL = &url.URL{
-		Scheme: t.req.Scheme, Host: t.key(), Path: t.req.Path, RawPath: t.req.RawPath,
+		Scheme: t.req.Scheme, Host: t.key(), Path: slashed(t.req.Path), RawPath: t.req.RawPath,
 		RawQuery: t.req.RawQuery, ForceQuery: p.In.URL.ForceQuery,
 	}
 	p.Out.Host = authority(t.req.Scheme, t.req.Host, t.req.Port)

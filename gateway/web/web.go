@@ -73,14 +73,21 @@ type Judge interface {
 
 // Request is what a decision is about.
 type Request struct {
-	Scheme  string // "http", "https"; "tls" for other bytes in TLS, "tcp" for raw ones
-	Method  string // upper case; "CONNECT" for tls and tcp
-	Host    string // name or address in canonical form
-	Port    uint16
-	IP      netip.Addr // that will be dialled; not valid in Refused, nor where others resolve
-	Class   string     // of IP, as package address names it
-	Path    string     // decoded; no empty, "." or ".." segments; empty for tls and tcp
-	RawPath string     // Path as it goes upstream, encoded
+	Scheme string // "http", "https"; "tls" for other bytes in TLS, "tcp" for raw ones
+	Method string // upper case; "CONNECT" for tls and tcp
+	Host   string // name or address in canonical form
+	Port   uint16
+	IP     netip.Addr // that will be dialled; not valid in Refused, nor where others resolve
+	Class  string     // of IP, as package address names it
+	// Path is decoded and has no empty, "." or ".." segments; it is empty for
+	// tls and tcp. A slash within a segment is shown as "%2F", as nothing else is.
+	Path    string
+	RawPath string // Path as it goes upstream, encoded
+	// Slashed is Path with slashes for "%2F", and empty where there is none: how
+	// servers read it that decode first. Path chooses among what is permitted;
+	// what is forbidden must be so for either reading, or /admin%2Fusers is a way
+	// around a rule for /admin/*.
+	Slashed string
 	// RawQuery is as the client wrote it.
 	RawQuery string
 	// Upgrade is the protocol that the connection is to change to, in lower
@@ -182,6 +189,9 @@ type Config struct {
 	// unless given, and nothing else does.
 	Own       []netip.Addr
 	ProxyPort uint16
+	// EncodedSlashes says that the Judge looks at Request.Slashed. Otherwise
+	// paths with a slash within a segment are refused.
+	EncodedSlashes bool
 	// Wrap returns the RoundTripper that requests go through after they were
 	// permitted; PermitOf tells their permits. It must not keep a response's body.
 	Wrap   func(http.RoundTripper) http.RoundTripper

@@ -58,6 +58,47 @@ func TestPlain(t *testing.T) {
 	want(t, "end", w.end(), "200 out 5 in 31")
 }
 
+// A slash within a segment is told from one between two, for decisions and
+// upstream, and both ways to read it are known to who decides.
+func TestEncodedSlashes(t *testing.T) {
+	w := newWorld(t)
+	w.name("one.test", map[uint16]string{80: w.upstream(echo, false, "")})
+	w.cfg.EncodedSlashes = true
+	w.deny = func(r Request) error {
+		w.note("%q %q %q", r.Path, r.RawPath, r.Slashed)
+		if strings.HasPrefix(r.Path+" ", "/admin/") || strings.HasPrefix(r.Slashed, "/admin/") {
+			return &Denied{Reason: "no"}
+		}
+		return nil
+	}
+	w.open()
+	c := w.client(false)
+	for _, tt := range []struct {
+		path   string
+		status int
+		saw    string
+		body   string
+	}{
+		{"/api/v4/projects/group%2fproject/x", 200, `"/api/v4/projects/group%2Fproject/x" "/api/v4/projects/group%2fproject/x" "/api/v4/projects/group/project/x"`, "/api/v4/projects/group%2fproject/x"},
+		{"/a%2Fb%20c?d=%2f", 200, `"/a%2Fb c" "/a%2Fb%20c" "/a/b c"`, "/a%2Fb%20c?d=%2f"},
+		{"/a/b", 200, `"/a/b" "/a/b" ""`, "/a/b"},
+		{"/@types%2fnode", 200, `"/@types/node" "/@types/node" ""`, "/@types/node"},
+		{"/admin%2fusers", 403, `"/admin%2Fusers" "/admin%2fusers" "/admin/users"`, ""},
+		{"/admin%252fusers", 400, "", ""}, {"/x%2f..%2fadmin", 400, "", ""}, {"/x%2f%2e%2e%2fadmin", 400, "", ""},
+	} {
+		res, body := get(t, c, "http://one.test"+tt.path)
+		want(t, tt.path, res.StatusCode, tt.status)
+		log := w.took()
+		if tt.saw != "" {
+			want(t, tt.path, log[0], tt.saw)
+		}
+		if tt.body != "" {
+			want(t, tt.path, body, "HTTP/1.1 GET one.test "+tt.body)
+			w.end()
+		}
+	}
+}
+
 // Every request is decided by its own: on one connection, and stream by stream.
 func TestHostsAgree(t *testing.T) {
 	w := newWorld(t)
