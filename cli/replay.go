@@ -177,6 +177,19 @@ func (r *replay) rebuild(event json.RawMessage, details []audit.Detail) (rec pol
 	}
 	switch {
 	case e.Sandbox == "":
+	case rec.Call.Action == "sandbox:network":
+		// What holds from here on; it was decided by the one before.
+		next := rec.Request
+		text, found, err := r.request(e.Sandbox)
+		if err != nil {
+			return rec, false, err
+		}
+		if rec.Decision.Effect != policy.Deny {
+			r.remember(e.Sandbox, next)
+		}
+		if rec.Request = text; !found {
+			return rec, false, nil
+		}
 	case rec.Request != "":
 		r.remember(e.Sandbox, rec.Request)
 	default:

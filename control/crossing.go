@@ -26,6 +26,9 @@ type Gateway interface {
 	// Open has a door served, whose file is the Gateway's from now on.
 	Open(ctx context.Context, d wire.Door, file *os.File) error
 	Set(ctx context.Context, d wire.Door) error
+	// Break breaks off what was permitted, at most wire.BreakMost at a time,
+	// and passes over what is over. Sandboxes.End tells of each.
+	Break(ctx context.Context, sandbox string, events []uint64) error
 	Drop(sandbox string)
 }
 
@@ -39,7 +42,7 @@ func (c *Sandboxes) Through(ctx context.Context, g Gateway) {
 	var wg sync.WaitGroup
 	for _, l := range all {
 		wg.Go(func() {
-			if err := c.openDoor(ctx, l.box); err != nil {
+			if err := c.openDoor(ctx, l.box, l.get()); err != nil {
 				c.cfg.Log.Error("open a sandbox's door; it has no network", "sandbox", l.box.ID(), "err", err)
 			}
 		})
@@ -56,7 +59,7 @@ var link = isolation.Link{
 }
 
 // openDoor has the gateway serve a sandbox. Until then nothing that it sends is read.
-func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox) error {
+func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox, sb airlock.Sandbox) error {
 	if c.gateway == nil {
 		return nil
 	}
@@ -67,38 +70,69 @@ func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	return c.gateway.Open(ctx, wire.Door{Sandbox: box.ID()}, file)
+	return c.gateway.Open(ctx, doorOf(sb), file)
 }
 
 // crossings are those of a sandbox that were permitted and have not ended.
 type crossings struct {
 	mu   sync.Mutex
-	open map[uint64]ended
+	open map[uint64]*open
 	over bool
 }
 
-func (c *crossings) began(event uint64, done ended) {
+// open is one of them: what was tried, and what its end has to be told.
+type open struct {
+	attempt wire.Attempt
+	passes  bool // TLS, undecrypted
+	ended   ended
+	revoked string // why it is permitted no more
+}
+
+func (o *open) done(out audit.Outcome) {
+	if o.revoked != "" {
+		out.Status, out.Code, out.Message = "error", "revoked", o.revoked
+	}
+	o.ended(out)
+}
+
+func (c *crossings) began(event uint64, o *open) {
 	c.mu.Lock()
 	over := c.over
 	if !over {
 		if c.open == nil {
-			c.open = map[uint64]ended{}
+			c.open = map[uint64]*open{}
 		}
-		c.open[event] = done
+		c.open[event] = o
 	}
 	c.mu.Unlock()
 	if over {
-		done(audit.Outcome{Status: "error", Code: string(airlock.Gone)})
+		o.done(audit.Outcome{Status: "error", Code: string(airlock.Gone)})
 	}
 }
 
 func (c *crossings) end(event uint64, o audit.Outcome) {
 	c.mu.Lock()
-	done := c.open[event]
+	open := c.open[event]
 	delete(c.open, event)
 	c.mu.Unlock()
-	if done != nil {
-		done(o)
+	if open != nil {
+		open.done(o)
+	}
+}
+
+// all are those that are open, by their events.
+func (c *crossings) all() map[uint64]*open {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.open)
+}
+
+// revoke says why a crossing is permitted no more; its end comes later.
+func (c *crossings) revoke(event uint64, why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if o := c.open[event]; o != nil {
+		o.revoked = why
 	}
 }
 
@@ -109,7 +143,7 @@ func (c *crossings) breakAll(why airlock.Code, over bool) {
 	c.open, c.over = nil, c.over || over
 	c.mu.Unlock()
 	for _, event := range slices.Sorted(maps.Keys(open)) {
-		open[event](audit.Outcome{Status: "error", Code: string(why)})
+		open[event].done(audit.Outcome{Status: "error", Code: string(why)})
 	}
 }
 
@@ -161,7 +195,8 @@ func (c *Sandboxes) cross(ctx context.Context, a act) (audit.Receipt, ended, aud
 
 // crossing is an attempt as an act of its sandbox.
 func (c *Sandboxes) crossing(l *live, a wire.Attempt) act {
-	x := act{sandbox: l.get(), request: l.request, action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
+	x := act{sandbox: l.get(), request: l.request.Load(), action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
+	x.class, x.refused, x.meets = a.Class, a.Refused, crossingMeets
 	x.context = policy.Context{}
 	if a.IP != "" {
 		x.context["ip"] = a.IP
@@ -221,13 +256,10 @@ func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
 	decide := func(action, protocol, method, scheme string) policy.Decision {
 		ask := a
 		ask.Action, ask.Protocol, ask.Method, ask.Scheme, ask.Path = action, protocol, method, scheme, "/"
-		x := c.crossing(l, ask)
-		x.class, x.meets = a.Class, crossingMeets
-		return c.cfg.Boundary.decide(x)
+		return c.cfg.Boundary.decide(c.crossing(l, ask))
 	}
-	passes := func(o policy.Obligation) bool { return o.Kind == policy.KindPass }
 	switch {
-	case slices.ContainsFunc(decide("net:connect", "tls", "", "").Obligations, passes):
+	case passes(decide("net:connect", "tls", "", "")):
 		return wire.Verdict{Permit: true, Mode: wire.Passthrough}
 	case decide("net:connect", "tcp", "", "").Effect != policy.Deny:
 		return wire.Verdict{Permit: true, Mode: wire.Any}
@@ -238,6 +270,11 @@ func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
 	return c.Cross(ctx, a)
 }
 
+// passes says whether TLS is to be left undecrypted.
+func passes(d policy.Decision) bool {
+	return slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return o.Kind == policy.KindPass })
+}
+
 // Cross implements process.Decider: it decides and records an attempt, and
 // returns when both are done.
 func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
@@ -246,7 +283,6 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 		return gone
 	}
 	x := c.crossing(l, a)
-	x.class, x.refused, x.meets = a.Class, a.Refused, crossingMeets
 	receipt, done, d, err := c.cross(ctx, x)
 	if err == nil {
 		err = receipt.Spend(a.Action, audit.Entity(x.on))
@@ -265,11 +301,23 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 			v.Inject = append(v.Inject, o.Value)
 		}
 	}
-	if a.Action != "dns:resolve" { // that is over when it is answered
-		l.crossings.began(receipt.Seq(), func(o audit.Outcome) {
-			done(o)
-			l.crossed(a, o.Status, map[string]string{"policy": strings.Join(d.Policies, " "), "bytesOut": strconv.FormatInt(o.Counts["bytesOut"], 10), "bytesIn": strconv.FormatInt(o.Counts["bytesIn"], 10), "status": strconv.FormatInt(o.Counts["status"], 10), "code": o.Code})
-		})
+	if a.Action == "dns:resolve" { // that is over when it is answered
+		return v
+	}
+	ended := func(o audit.Outcome) {
+		done(o)
+		l.crossed(a, o.Status, map[string]string{"policy": strings.Join(d.Policies, " "), "bytesOut": strconv.FormatInt(o.Counts["bytesOut"], 10), "bytesIn": strconv.FormatInt(o.Counts["bytesIn"], 10), "status": strconv.FormatInt(o.Counts["status"], 10), "code": o.Code})
+	}
+	o := &open{attempt: a, ended: ended, passes: slices.ContainsFunc(d.Obligations, func(o audit.Obligation) bool { return o.Kind == string(policy.KindPass) })}
+	l.crossings.began(receipt.Seq(), o)
+	// From now on a change of policies finds it. One that came since it was
+	// decided did not.
+	if c.cfg.Boundary.effective(c.crossing(l, a)).Digest() != d.Set {
+		if why := c.denies(l, o); why != "" {
+			l.crossings.revoke(receipt.Seq(), why)
+			l.crossings.end(receipt.Seq(), audit.Outcome{})
+			v = wire.Verdict{Reason: why}
+		}
 	}
 	return v
 }

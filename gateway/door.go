@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/time/rate"
 
@@ -35,10 +38,14 @@ type door struct {
 	router  *upstream.Router
 	udp     *rate.Limiter // of new UDP flows
 	link    *links.Door
+
+	crossings crossings
+	rules     atomic.Pointer[rules]
 }
 
 func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d := &door{g: g, sandbox: w.Sandbox, udp: rate.NewLimiter(udpRate, 2*udpRate)}
+	d.set(w)
 	defer func() {
 		if err != nil {
 			d.close()
@@ -57,6 +64,7 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d.router = g.upstream.Router(d.dns.Lookup)
 	d.web, err = web.Open(web.Config{
 		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
+		Wrap:   func(next http.RoundTripper) http.RoundTripper { return transform{d, next} },
 		Limits: web.Limits{RequestsPerMinute: g.start.RequestsMin},
 	})
 	if err != nil {
@@ -66,7 +74,11 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	return d, err
 }
 
-func (d *door) set(wire.Door) error { return nil }
+// set changes what requests get from now on.
+func (d *door) set(w wire.Door) {
+	r := rules(w.Rules)
+	d.rules.Store(&r)
+}
 
 // close ends all flows of the door.
 func (d *door) close() {
@@ -170,14 +182,28 @@ func denial(v wire.Verdict) *web.Denied {
 
 // Cross implements web.Judge.
 func (d *door) Cross(ctx context.Context, r web.Request) (web.Permit, error) {
-	v, err := d.ask(ctx, wire.MethodCross, d.attempt(r))
+	p, err := d.cross(ctx, d.attempt(r))
+	if err != nil {
+		return nil, err
+	}
+	p.request = r
+	return p, nil
+}
+
+// cross has an attempt decided and recorded.
+func (d *door) cross(ctx context.Context, a wire.Attempt) (*permit, error) {
+	p := &permit{d: d}
+	d.crossings.begin()
+	v, err := d.ask(ctx, wire.MethodCross, a)
+	p.event = v.Event
+	d.crossings.began(p, err == nil && v.Permit)
 	switch {
 	case err != nil:
 		return nil, err
 	case !v.Permit:
 		return nil, denial(v)
 	}
-	return &permit{d: d, event: v.Event}, nil
+	return p, nil
 }
 
 // Refused implements web.Judge.
@@ -202,14 +228,83 @@ func (d *door) attempt(r web.Request) wire.Attempt {
 	return a
 }
 
+// crossings are those of a door that were permitted and have not ended.
+type crossings struct {
+	mu     sync.Mutex
+	open   map[uint64]*permit
+	asking int // how many are being decided
+	// early are those that were revoked before it was known here that they had
+	// been permitted.
+	early map[uint64]bool
+}
+
+func (c *crossings) begin() {
+	c.mu.Lock()
+	c.asking++
+	c.mu.Unlock()
+}
+
+// began is called once for each begin.
+func (c *crossings) began(p *permit, permitted bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if permitted {
+		if c.open == nil {
+			c.open = map[uint64]*permit{}
+		}
+		c.open[p.event] = p
+		p.revoked = c.early[p.event]
+	}
+	if c.asking--; c.asking == 0 {
+		c.early = nil
+	}
+}
+
+func (c *crossings) revoke(events []uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, event := range events {
+		switch p := c.open[event]; {
+		case p != nil:
+			if !p.revoked && p.stop != nil {
+				go p.stop()
+			}
+			p.revoked = true
+		case c.asking > 0:
+			if c.early == nil {
+				c.early = map[uint64]bool{}
+			}
+			c.early[event] = true
+		}
+	}
+}
+
 // permit is a crossing that goes on.
 type permit struct {
-	d     *door
-	event uint64
+	d       *door
+	request web.Request // of none that is UDP
+	event   uint64
+
+	// Both belong to crossings.
+	revoked bool
+	stop    func()
+}
+
+// OnRevoke implements web.Revocable.
+func (p *permit) OnRevoke(stop func()) {
+	c := &p.d.crossings
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p.stop = stop; p.revoked {
+		go stop()
+	}
 }
 
 // End implements web.Permit.
 func (p *permit) End(status int, out, in int64, err error) {
+	p.d.crossings.mu.Lock()
+	delete(p.d.crossings.open, p.event)
+	p.d.crossings.mu.Unlock()
 	e := wire.End{Sandbox: p.d.sandbox, Event: p.event, Status: status, BytesOut: out, BytesIn: in}
 	if err != nil {
 		e.Error = err.Error()

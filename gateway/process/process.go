@@ -292,7 +292,7 @@ func (g *Gateway) Set(ctx context.Context, d wire.Door) error {
 	d.Names = nil // of the process, which tells of them
 	names := h.door.Names
 	h.door = d
-	h.door.CloseFlows, h.door.Names = false, names
+	h.door.Names = names
 	if peer == nil {
 		return nil
 	}
@@ -302,6 +302,24 @@ func (g *Gateway) Set(ctx context.Context, d wire.Door) error {
 		return err
 	}
 	return nil
+}
+
+// Break breaks off crossings of a sandbox, at most wire.BreakMost. Those that
+// are over, or that ended with the process, are passed over.
+func (g *Gateway) Break(ctx context.Context, sandbox string, events []uint64) error {
+	g.mu.Lock()
+	peer := g.peer
+	g.mu.Unlock()
+	if peer == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := peer.Call(ctx, wire.MethodBreak, wire.Break{Sandbox: sandbox, Events: events}, nil, nil)
+	if code := airlock.CodeOf(err); code == airlock.Unavailable || code == airlock.NotFound {
+		return nil
+	}
+	return err
 }
 
 // Drop ends the service of a door.
