@@ -18,7 +18,7 @@ const (
 	maxRuleHosts   = 10
 	maxRules       = 1 // of one host
 	maxRuleHeaders = 20
-	maxRuleBytes   = 16 << 10 // of all names and values together
+	maxRuleBytes   = 8 << 10 // of all names and values together
 )
 
 // hiddenValue stands for the value of a header in replies. It is no value.

@@ -69,7 +69,7 @@ func (h *host) restart() {
 	var err error
 	h.Sandboxes, err = control.New(h.t.Context(), control.Config{
 		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest", Env: map[string]string{"SSL_CERT_FILE": "/roots"}}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler), Hold: h.hold,
-		Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
+		Sealer: sealer{}, Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
 	})
 	if err == nil {
 		err = h.Recover(h.t.Context())

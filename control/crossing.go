@@ -83,9 +83,14 @@ type crossings struct {
 // open is one of them: what was tried, and what its end has to be told.
 type open struct {
 	attempt wire.Attempt
-	passes  bool // TLS, undecrypted
+	meets   []audit.Obligation // with what it was permitted
 	ended   ended
 	revoked string // why it is permitted no more
+}
+
+// had says whether it was permitted with an obligation of that kind.
+func (o *open) had(kind policy.Kind) bool {
+	return slices.ContainsFunc(o.meets, func(m audit.Obligation) bool { return m.Kind == string(kind) })
 }
 
 func (o *open) done(out audit.Outcome) {
@@ -259,7 +264,7 @@ func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
 		return c.cfg.Boundary.decide(c.crossing(l, ask))
 	}
 	switch {
-	case passes(decide("net:connect", "tls", "", "")):
+	case has(decide("net:connect", "tls", "", ""), policy.KindPass):
 		return wire.Verdict{Permit: true, Mode: wire.Passthrough}
 	case decide("net:connect", "tcp", "", "").Effect != policy.Deny:
 		return wire.Verdict{Permit: true, Mode: wire.Any}
@@ -270,9 +275,9 @@ func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
 	return c.Cross(ctx, a)
 }
 
-// passes says whether TLS is to be left undecrypted.
-func passes(d policy.Decision) bool {
-	return slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return o.Kind == policy.KindPass })
+// has says whether a decision has an obligation of that kind.
+func has(d policy.Decision, kind policy.Kind) bool {
+	return slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return o.Kind == kind })
 }
 
 // Cross implements process.Decider: it decides and records an attempt, and
@@ -308,7 +313,7 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 		done(o)
 		l.crossed(a, o.Status, map[string]string{"policy": strings.Join(d.Policies, " "), "bytesOut": strconv.FormatInt(o.Counts["bytesOut"], 10), "bytesIn": strconv.FormatInt(o.Counts["bytesIn"], 10), "status": strconv.FormatInt(o.Counts["status"], 10), "code": o.Code})
 	}
-	o := &open{attempt: a, ended: ended, passes: slices.ContainsFunc(d.Obligations, func(o audit.Obligation) bool { return o.Kind == string(policy.KindPass) })}
+	o := &open{attempt: a, ended: ended, meets: d.Obligations}
 	l.crossings.began(receipt.Seq(), o)
 	// From now on a change of policies finds it. One that came since it was
 	// decided did not.

@@ -197,8 +197,11 @@ func (c *Sandboxes) denies(l *live, o *open) string {
 	if !x.permitted(d) {
 		return public(d)
 	}
-	if o.passes && !passes(d) {
-		return "what is in TLS is to be decided from now on"
+	switch {
+	case has(d, policy.KindHold) && !o.had(policy.KindHold):
+		return "it waits for approval from now on"
+	case o.had(policy.KindPass) && !has(d, policy.KindPass):
+		return "what is in TLS is decided from now on"
 	}
 	return ""
 }
