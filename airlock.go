@@ -42,6 +42,11 @@ type Sandbox struct {
 	// CreateDigest what that asked for: a retry gets this sandbox again.
 	CreateKey    string
 	CreateDigest string
+
+	// CreateRules is a digest of the rules that the create asked for, which
+	// somebody could guess them by; like Network.Rules it is in Secrets, sealed.
+	CreateRules string `json:"-"`
+	Secrets     []byte `json:",omitempty"`
 }
 
 // PublicTraffic says whether requests to the sandbox's ports need no token.
@@ -76,7 +81,7 @@ var sandboxID = regexp.MustCompile(`^[a-z0-9]{1,32}$`)
 func ValidSandboxID(id string) bool { return sandboxID.MatchString(id) }
 
 // Network is a client's wish about egress. It can only narrow what the
-// operator allows; in this version every sandbox has loopback only.
+// operator allows.
 type Network struct {
 	AllowInternet      *bool    `json:"allowInternet,omitempty"`
 	AllowOut           []string `json:"allowOut,omitempty"`           // addresses, networks, domains; they win over DenyOut
@@ -84,6 +89,16 @@ type Network struct {
 	AllowPublicTraffic *bool    `json:"allowPublicTraffic,omitempty"` // to its ports; nil is yes
 	MaskRequestHost    string   `json:"maskRequestHost,omitempty"`    // Host of requests to its ports
 	HTTPSPorts         []int    `json:"httpsPorts,omitempty"`         // ports that speak TLS themselves
+
+	// Rules are never written anywhere in the clear: their values are secrets.
+	Rules []HeaderRule `json:"-"`
+}
+
+// HeaderRule has headers set in requests that leave a sandbox over TLS. It
+// permits no request.
+type HeaderRule struct {
+	Host    string            // a name in canonical form, or "*." and one: all names below it
+	Headers map[string]string // by canonical name
 }
 
 // Limits bound one sandbox. The zero value of a field means the default.

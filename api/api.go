@@ -33,6 +33,7 @@ type Sandboxes interface {
 	SetTimeout(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
 	Extend(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
 	Connect(ctx context.Context, p airlock.Principal, id string, d time.Duration) (airlock.Sandbox, error)
+	SetNetwork(ctx context.Context, p airlock.Principal, id string, n airlock.Network) error
 	Metrics(ctx context.Context, p airlock.Principal, id string, from, to time.Time) ([]control.Metric, error)
 	LastMetric(ctx context.Context, p airlock.Principal, id string) (control.Metric, bool)
 	Logs(ctx context.Context, p airlock.Principal, id string) ([]control.Event, error)
@@ -118,7 +119,7 @@ func (s *server) routes() []route {
 		{controlPlane, "POST", "/sandboxes/{id}/resume", client, unimplemented("pausing sandboxes")},
 		{controlPlane, "POST", "/sandboxes/{id}/fork", client, unimplemented("forking sandboxes")},
 		{controlPlane, "POST", "/sandboxes/{id}/snapshots", client, unimplemented("snapshots")},
-		{controlPlane, "PUT", "/sandboxes/{id}/network", client, unimplemented("changing the network of a sandbox")},
+		{controlPlane, "PUT", "/sandboxes/{id}/network", client, s.setNetwork},
 		{controlPlane, "", "/snapshots", client, unimplemented("snapshots")},
 		{controlPlane, "", "/templates", client, unimplemented("templates of your own")},
 		{controlPlane, "", "/templates/", client, unimplemented("templates of your own")}, // their tags, files and builds, and snapshots, which E2B deletes as templates

@@ -63,8 +63,17 @@ type networkBody struct {
 	MaskRequestHost    string                     `json:"maskRequestHost,omitempty"`
 	HTTPSPorts         []int                      `json:"httpsPorts,omitempty"`
 	EgressProxy        map[string]json.RawMessage `json:"egressProxy,omitempty"`
-	Rules              map[string]json.RawMessage `json:"rules,omitempty"`
+	Rules              map[string][]ruleBody      `json:"rules,omitempty"`
 	DNSServers         []string                   `json:"dnsServers,omitempty"`
+}
+
+// ruleBody is what is done with requests to one host.
+type ruleBody struct {
+	Transform *transformBody `json:"transform,omitempty"`
+}
+
+type transformBody struct {
+	Headers map[string]string `json:"headers,omitempty"`
 }
 
 func unsupported(field string) error {
@@ -88,9 +97,6 @@ func (b *createBody) request(defaultTimeout int64) (control.CreateRequest, error
 		{"mcp", len(b.MCP) > 0},
 		{"volumeMounts", len(b.VolumeMounts) > 0},
 		{"iam", b.IAM != nil && len(b.IAM.Tokens) > 0},
-		{"network.egressProxy", b.Network != nil && len(b.Network.EgressProxy) > 0},
-		{"network.rules", b.Network != nil && len(b.Network.Rules) > 0},
-		{"network.dnsServers", b.Network != nil && len(b.Network.DNSServers) > 0},
 	} {
 		if u.asked {
 			return req, unsupported(u.field)
@@ -118,7 +124,11 @@ func (b *createBody) request(defaultTimeout int64) (control.CreateRequest, error
 	if err := b.Limits.WithDefaults(airlock.DefaultLimits).Validate(); err != nil {
 		return req, err
 	}
-	req.Network, err = b.network()
+	if b.Network == nil {
+		req.Network.AllowInternet = b.AllowInternet
+		return req, nil
+	}
+	req.Network, err = b.Network.network(b.AllowInternet)
 	return req, err
 }
 
@@ -159,13 +169,18 @@ func isAddress(s string) bool {
 
 const allTraffic = "0.0.0.0/0"
 
-func (b *createBody) network() (airlock.Network, error) {
-	n := airlock.Network{AllowInternet: b.AllowInternet}
-	if b.Network == nil {
-		return n, nil
+// network checks the block and returns it in control's words.
+func (b *networkBody) network(allowInternet *bool) (n airlock.Network, err error) {
+	n = airlock.Network{
+		AllowInternet: allowInternet, AllowOut: b.AllowOut, DenyOut: b.DenyOut,
+		AllowPublicTraffic: b.AllowPublicTraffic, MaskRequestHost: b.MaskRequestHost, HTTPSPorts: b.HTTPSPorts,
 	}
-	n.AllowOut, n.DenyOut = b.Network.AllowOut, b.Network.DenyOut
-	n.AllowPublicTraffic, n.MaskRequestHost, n.HTTPSPorts = b.Network.AllowPublicTraffic, b.Network.MaskRequestHost, b.Network.HTTPSPorts
+	switch {
+	case len(b.EgressProxy) > 0:
+		return n, unsupported("network.egressProxy")
+	case len(b.DNSServers) > 0:
+		return n, unsupported("network.dnsServers")
+	}
 	for _, list := range []struct {
 		field   string
 		entries int
@@ -202,7 +217,8 @@ func (b *createBody) network() (airlock.Network, error) {
 	if len(n.MaskRequestHost) > 255 || strings.ContainsFunc(n.MaskRequestHost, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return n, airlock.Invalidf("network.maskRequestHost", "give a host name", "network.maskRequestHost is %.60q", n.MaskRequestHost)
 	}
-	return n, nil
+	n.Rules, err = rules(b.Rules)
+	return n, err
 }
 
 func (s *server) createV1(w http.ResponseWriter, r *request) error {
@@ -314,7 +330,7 @@ func (s *server) detail(sb airlock.Sandbox) detailBody {
 	d := detailBody{listedBody: listed(sb), AccessToken: sb.AccessToken, Domain: s.Domain, AllowInternet: sb.Network.AllowInternet}
 	d.Network = networkBody{
 		AllowOut: sb.Network.AllowOut, DenyOut: sb.Network.DenyOut, AllowPublicTraffic: sb.Network.AllowPublicTraffic,
-		MaskRequestHost: sb.Network.MaskRequestHost, HTTPSPorts: sb.Network.HTTPSPorts,
+		MaskRequestHost: sb.Network.MaskRequestHost, HTTPSPorts: sb.Network.HTTPSPorts, Rules: hidden(sb.Network.Rules),
 	}
 	d.Lifecycle.OnTimeout = "kill"
 	return d
@@ -374,6 +390,38 @@ func (s *server) setTimeout(w http.ResponseWriter, r *request) error {
 		}
 	}
 	if _, err := s.Sandboxes.SetTimeout(r.Context(), r.caller, id, d); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// setNetwork replaces all that a sandbox asks for of its way out: what is not
+// given is cleared.
+func (s *server) setNetwork(w http.ResponseWriter, r *request) error {
+	id, err := r.sandboxID()
+	if err != nil {
+		return err
+	}
+	var body struct {
+		networkBody
+		AllowInternet *bool `json:"allow_internet_access"`
+	}
+	if err := readJSON(w, r, &body); err != nil {
+		return err
+	}
+	for field, given := range map[string]bool{
+		"allowPublicTraffic": body.AllowPublicTraffic != nil, "maskRequestHost": body.MaskRequestHost != "", "httpsPorts": body.HTTPSPorts != nil,
+	} {
+		if given {
+			return airlock.Invalidf(field, "give it when you make the sandbox", "%s is not of the way out, and cannot be changed", field)
+		}
+	}
+	n, err := body.network(body.AllowInternet)
+	if err != nil {
+		return err
+	}
+	if err := s.Sandboxes.SetNetwork(r.Context(), r.caller, id, n); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

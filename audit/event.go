@@ -48,7 +48,7 @@ type Event struct {
 	Execution string
 	App       string // digest
 	Actor     Actor
-	Request   string          // of a sandbox.create: the policies that the client asked for
+	Request   string          // of a sandbox.create and a sandbox.network: the policies that the client asks for
 	Facts     json.RawMessage // what the decision knew beside the call
 	Call      Call
 	Decision  Decision

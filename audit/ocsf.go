@@ -32,7 +32,7 @@ type ocsfKind struct {
 var ocsfKinds = map[string]ocsfKind{
 	"sandbox.create": {ocsfAPI, 1, "Create"}, "sandbox.start": {ocsfAPI, 1, "Create"}, "sandbox.snapshot": {ocsfAPI, 1, "Create"}, "sandbox.fork": {ocsfAPI, 1, "Create"},
 	"sandbox.list": {ocsfAPI, 2, "Read"}, "sandbox.get": {ocsfAPI, 2, "Read"}, "sandbox.connect": {ocsfAPI, 2, "Read"}, "sandbox.logs": {ocsfAPI, 2, "Read"}, "sandbox.metrics": {ocsfAPI, 2, "Read"},
-	"sandbox.timeout": {ocsfAPI, 3, "Update"}, "sandbox.pause": {ocsfAPI, 3, "Update"}, "sandbox.resume": {ocsfAPI, 3, "Update"}, "sandbox.network": {ocsfAPI, 3, "Update"},
+	"sandbox.timeout": {ocsfAPI, 3, "Update"}, "sandbox.pause": {ocsfAPI, 3, "Update"}, "sandbox.resume": {ocsfAPI, 3, "Update"}, "sandbox.network": {ocsfAPI, 3, "Update"}, "sandbox.changed": {ocsfAPI, 3, "Update"},
 	"sandbox.kill": {ocsfAPI, 4, "Delete"}, "sandbox.end": {ocsfAPI, 4, "Delete"}, "sandbox.budget": {ocsfAPI, 99, "Other"},
 
 	"exec.start": {ocsfAPI, 1, "Create"}, "exec.list": {ocsfAPI, 2, "Read"}, "exec.attach": {ocsfAPI, 2, "Read"}, "exec.output": {ocsfAPI, 2, "Read"},

@@ -21,7 +21,7 @@ var ocsf = map[string]string{
 	"sandbox.create": "600301 Create", "sandbox.start": "600301 Create", "sandbox.snapshot": "600301 Create", "sandbox.fork": "600301 Create",
 	"sandbox.list": "600302 Read", "sandbox.get": "600302 Read", "sandbox.connect": "600302 Read", "sandbox.logs": "600302 Read", "sandbox.metrics": "600302 Read",
 	"sandbox.timeout": "600303 Update", "sandbox.pause": "600303 Update", "sandbox.resume": "600303 Update", "sandbox.network": "600303 Update",
-	"sandbox.kill": "600304 Delete", "sandbox.end": "600304 Delete", "sandbox.budget": "600399 Other",
+	"sandbox.kill": "600304 Delete", "sandbox.end": "600304 Delete", "sandbox.changed": "600303 Update", "sandbox.budget": "600399 Other",
 	"exec.start": "600301 Create", "exec.list": "600302 Read", "exec.attach": "600302 Read", "exec.output": "600302 Read",
 	"exec.input": "600303 Update", "exec.signal": "600303 Update", "exec.resize": "600303 Update", "exec.end": "600304 Delete",
 	"file.write": "600301 Create", "file.mkdir": "600301 Create", "file.download": "600302 Read", "file.list": "600302 Read", "file.stat": "600302 Read", "file.watch": "600302 Read",
@@ -66,7 +66,7 @@ func TestOCSFOfEveryType(t *testing.T) {
 // TestTypesAreKnown: the table above, and the names that a query may use, have
 // each type that the schema's actions become and that the code writes.
 func TestTypesAreKnown(t *testing.T) {
-	written := map[string]bool{"sandbox.start": true}
+	written := map[string]bool{"sandbox.start": true, "sandbox.changed": true}
 	schema, err := os.ReadFile("../policy/schema.cedarschema")
 	if err != nil {
 		t.Fatal(err)

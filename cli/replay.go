@@ -177,10 +177,23 @@ func (r *replay) rebuild(event json.RawMessage, details []audit.Detail) (rec pol
 	}
 	switch {
 	case e.Sandbox == "":
+	case rec.Call.Action == "sandbox:network":
+		// What holds from here on; it was decided by the one before.
+		next := rec.Request
+		text, found, err := r.request(e.Sandbox, rec.Seq)
+		if err != nil {
+			return rec, false, err
+		}
+		if rec.Decision.Effect != policy.Deny {
+			r.remember(e.Sandbox, next)
+		}
+		if rec.Request = text; !found {
+			return rec, false, nil
+		}
 	case rec.Request != "":
 		r.remember(e.Sandbox, rec.Request)
 	default:
-		text, found, err := r.request(e.Sandbox)
+		text, found, err := r.request(e.Sandbox, rec.Seq)
 		if err != nil || !found {
 			return rec, false, err
 		}
@@ -196,12 +209,15 @@ func (r *replay) remember(sandbox, text string) {
 	r.requests[sandbox] = text
 }
 
-// request is what the client of a sandbox that was made earlier asked for.
-func (r *replay) request(sandbox string) (text string, found bool, err error) {
+// request is what the client of a sandbox had asked for last, before an event.
+func (r *replay) request(sandbox string, seq uint64) (text string, found bool, err error) {
 	if text, known := r.requests[sandbox]; known {
 		return text, text != "", nil
 	}
-	page, err := r.client.AuditEvents(r.ctx, client.AuditQuery{Query: "type=sandbox.create sandbox=" + strconv.Quote(sandbox), Limit: 1})
+	page, err := r.client.AuditEvents(r.ctx, client.AuditQuery{
+		Query:  fmt.Sprintf("type=sandbox.create,sandbox.network effect=permit sandbox=%s seq<%d", strconv.Quote(sandbox), seq),
+		Newest: true, Limit: 1,
+	})
 	if err != nil {
 		return "", false, err
 	}

@@ -51,6 +51,7 @@ type Boundary struct {
 type act struct {
 	sandbox airlock.Sandbox
 	request *policy.Set // what its client asked for
+	asks    *policy.Set // what it asks for from now on, if that is the act
 	caller  policy.Caller
 	by      policy.Entity // principal
 	action  string
@@ -109,8 +110,8 @@ func (b *Boundary) event(a act) (e audit.Event, err error) {
 		return e, airlock.Errorf(airlock.Internal, "encode what is known of %s", a.action).Because(err)
 	}
 	e.Facts = known
-	if a.action == "sandbox:create" {
-		e.Request = a.request.Text()
+	if a.asks != nil {
+		e.Request = a.asks.Text()
 	}
 	defer func() {
 		if a.private == nil {
@@ -129,7 +130,7 @@ func (b *Boundary) event(a act) (e audit.Event, err error) {
 		}
 		e.Private = []audit.Private{{Subject: "team:" + a.sandbox.Team, Detail: detail}}
 	}()
-	if d.Effect != policy.Deny && !slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return !slices.Contains(a.meets, o.Kind) }) {
+	if a.permitted(d) {
 		return e, nil
 	}
 	e.Outcome.Message = d.Reason
@@ -137,9 +138,14 @@ func (b *Boundary) event(a act) (e audit.Event, err error) {
 	return e, airlock.Errorf(airlock.Denied, "%s", e.Outcome.Message)
 }
 
+// permitted says whether an act may be done, by whoever meets a.meets.
+func (a act) permitted(d policy.Decision) bool {
+	return d.Effect != policy.Deny && !slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return !slices.Contains(a.meets, o.Kind) })
+}
+
 // decision is what policies say of an act, and what no policy can change.
 func (b *Boundary) decision(a act, facts policy.Facts, call policy.Call) policy.Decision {
-	effective := policy.Effective{Ceiling: b.Policies().For(a.sandbox.Team), Request: a.request}
+	effective := b.effective(a)
 	if a.refused != "" {
 		return policy.Decision{Effect: policy.Deny, Reason: a.refused, Set: effective.Digest()}
 	}
@@ -149,6 +155,11 @@ func (b *Boundary) decision(a act, facts policy.Facts, call policy.Call) policy.
 		d.Reason = fmt.Sprintf("%v is a %s address, and what permits it does not name it: ask your operator for a policy with context.ip.isInRange(ip(...)) for it", call.Context["ip"], a.class)
 	}
 	return d
+}
+
+// effective are the policies that an act is decided by.
+func (b *Boundary) effective(a act) policy.Effective {
+	return policy.Effective{Ceiling: b.Policies().For(a.sandbox.Team), Request: a.request}
 }
 
 // publicClass is what addresses are that no policy needs to name.
@@ -267,8 +278,11 @@ func (b *Boundary) cross(ctx context.Context, a act) (audit.Receipt, ended, erro
 func (b *Boundary) outcome(ctx context.Context, a act, of uint64) ended {
 	family, _, _ := strings.Cut(a.action, ":")
 	typ := family + ".end"
-	if a.action == "sandbox:create" {
-		typ = "sandbox.start" // its end is another
+	switch a.action { // a sandbox's end is another
+	case "sandbox:create":
+		typ = "sandbox.start"
+	case "sandbox:network":
+		typ = "sandbox.changed"
 	}
 	began := time.Now()
 	return func(o audit.Outcome) {
@@ -297,7 +311,7 @@ func by(p airlock.Principal) (policy.Caller, policy.Entity) {
 
 // on is an act of the control plane on a sandbox.
 func on(p airlock.Principal, l *live, action string) act {
-	a := act{sandbox: l.get(), request: l.request, action: action}
+	a := act{sandbox: l.get(), request: l.request.Load(), action: action}
 	a.caller, a.by = by(p)
 	a.on = policy.Entity{Type: "Sandbox", ID: a.sandbox.ID}
 	return a
@@ -306,7 +320,7 @@ func on(p airlock.Principal, l *live, action string) act {
 // act is one of the data plane: of who holds the sandbox's access token.
 func (g *Guest) act(action string) act {
 	return act{
-		sandbox: g.Sandbox, request: g.request, action: action,
+		sandbox: g.Sandbox, request: g.request(), action: action,
 		by: policy.Entity{Type: "Team", ID: g.Sandbox.Team}, on: policy.Entity{Type: "Sandbox", ID: g.Sandbox.ID},
 	}
 }

@@ -70,6 +70,9 @@ type Config struct {
 	Secrets  Secrets       // of teams; nil: there are none
 	// Registries are where the profile packages leads besides the public ones.
 	Registries []policy.Registry
+	// Sealer encrypts what the store must not have in the clear. Without one
+	// there can be no secrets in a sandbox's network.
+	Sealer Sealer
 }
 
 // Sandboxes holds all sandboxes of this host. Open it with New, then Recover,
@@ -98,7 +101,8 @@ type live struct {
 	mux *channel.Mux
 	log *events
 
-	request *policy.Set // what its client asked for
+	request atomic.Pointer[policy.Set] // what its client asked for
+	network sync.Mutex                 // one change of it at a time
 
 	conns     atomic.Int32 // to its ports
 	crossings crossings
@@ -165,8 +169,12 @@ func (c *Sandboxes) Recover(ctx context.Context) error {
 			if err := json.Unmarshal(p.Value, &sb); err != nil {
 				return fmt.Errorf("read %s: %w", p.Key, err)
 			}
-			records = append(records, sb)
 			after = p.Key
+			if err := c.unseal(ctx, &sb); err != nil {
+				c.cfg.Log.Error("a sandbox's secrets cannot be read; it ends", "sandbox", sb.ID, "err", err)
+				sb.State = airlock.Killing
+			}
+			records = append(records, sb)
 		}
 		if len(page) == 0 {
 			break
@@ -256,7 +264,9 @@ func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock
 }
 
 func newLive(sb airlock.Sandbox, request *policy.Set, box isolation.Sandbox, mux *channel.Mux) *live {
-	return &live{request: request, box: box, mux: mux, sandbox: sb, log: &events{}, watches: newWatches(mux), changed: make(chan struct{}, 1), kill: make(chan struct{}), gone: make(chan struct{})}
+	l := &live{box: box, mux: mux, sandbox: sb, log: &events{}, watches: newWatches(mux), changed: make(chan struct{}, 1), kill: make(chan struct{}), gone: make(chan struct{})}
+	l.request.Store(request)
+	return l
 }
 
 func newID() string {
@@ -279,10 +289,10 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if err := limits.Validate(); err != nil {
 		return airlock.Sandbox{}, err
 	}
-	var digest string
+	var digest, rules string
 	if req.Key != "" {
 		var err error
-		if digest, err = req.digest(); err != nil {
+		if digest, rules, err = req.digest(); err != nil {
 			return airlock.Sandbox{}, err
 		}
 		leave, err := c.once.enter(ctx, p.Team, req.Key)
@@ -290,7 +300,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 			return airlock.Sandbox{}, err
 		}
 		defer leave()
-		if sb, found, err := c.made(ctx, p, req.Key, digest); found || err != nil {
+		if sb, found, err := c.made(ctx, p, req.Key, digest, rules); found || err != nil {
 			return sb, err
 		}
 	}
@@ -301,7 +311,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	sb := airlock.Sandbox{
 		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
-		Profile: req.Profile, Policy: req.Policy, Creator: airlock.Creator{KeyID: p.KeyID, Owner: p.Owner}, CreateKey: req.Key, CreateDigest: digest,
+		Profile: req.Profile, Policy: req.Policy, Creator: airlock.Creator{KeyID: p.KeyID, Owner: p.Owner}, CreateKey: req.Key, CreateDigest: digest, CreateRules: rules,
 	}
 	if !sb.PublicTraffic() {
 		sb.TrafficToken = rand.Text() + rand.Text()
@@ -329,7 +339,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 
 // creation is the act of making a sandbox, which is one on the team.
 func creation(p airlock.Principal, sb airlock.Sandbox, request *policy.Set, timeout time.Duration) act {
-	a := act{sandbox: sb, request: request, action: "sandbox:create", on: policy.Entity{Type: "Team", ID: p.Team}}
+	a := act{sandbox: sb, request: request, asks: request, action: "sandbox:create", on: policy.Entity{Type: "Team", ID: p.Team}}
 	a.caller, a.by = by(p)
 	profile := sb.Profile
 	if sb.Policy != "" && profile == "" {
@@ -407,6 +417,9 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 }
 
 func (c *Sandboxes) remember(ctx context.Context, sb airlock.Sandbox) error {
+	if err := c.seal(ctx, &sb); err != nil {
+		return err
+	}
 	value, err := json.Marshal(sb)
 	if err != nil {
 		return fmt.Errorf("encode sandbox: %w", err)
@@ -728,7 +741,7 @@ func (c *Sandboxes) Open(ctx context.Context, id string) (*Guest, error) {
 	if l == nil || l.get().State != airlock.Running {
 		return nil, airlock.Errorf(airlock.Gone, "The sandbox was not found")
 	}
-	return &Guest{Sandbox: l.get(), request: l.request, boundary: &c.cfg.Boundary, mux: l.mux, log: l.log, conns: &l.conns, watches: l.watches, ended: l.why, measure: l.now}, nil
+	return &Guest{Sandbox: l.get(), request: l.request.Load, boundary: &c.cfg.Boundary, mux: l.mux, log: l.log, conns: &l.conns, watches: l.watches, ended: l.why, measure: l.now}, nil
 }
 
 // why waits a moment for the reason of an end that has begun.

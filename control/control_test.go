@@ -32,6 +32,7 @@ type host struct {
 	driver   *fake.Driver
 	trail    control.Trail
 	log      *audit.Log
+	keys     control.Sealer
 	policies *policy.Policies
 	hold     time.Duration // that approvals are waited for
 	*control.Sandboxes
@@ -47,6 +48,7 @@ func newHost(t *testing.T) *host {
 	h := &host{t: t, store: cluster.NewMemory(), world: fake.NewWorld(), policies: policy.Builtin()}
 	h.log, _ = audittest.Open(t)
 	h.trail = h.log
+	h.keys = audittest.Config(t).Sealer.(control.Sealer)
 	h.restart()
 	t.Cleanup(func() {
 		h.driver.Misbehave(fake.Faults{})
@@ -69,7 +71,7 @@ func (h *host) restart() {
 	var err error
 	h.Sandboxes, err = control.New(h.t.Context(), control.Config{
 		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest", Env: map[string]string{"SSL_CERT_FILE": "/roots"}}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler), Hold: h.hold,
-		Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
+		Sealer: h.keys, Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
 	})
 	if err == nil {
 		err = h.Recover(h.t.Context())

@@ -26,6 +26,9 @@ type Gateway interface {
 	// Open has a door served, whose file is the Gateway's from now on.
 	Open(ctx context.Context, d wire.Door, file *os.File) error
 	Set(ctx context.Context, d wire.Door) error
+	// Break breaks off what was permitted, at most wire.BreakMost at a time,
+	// and passes over what is over. Sandboxes.End tells of each.
+	Break(ctx context.Context, sandbox string, events []uint64) error
 	Drop(sandbox string)
 }
 
@@ -81,32 +84,68 @@ func (c *Sandboxes) openDoor(ctx context.Context, box isolation.Sandbox, sb airl
 // crossings are those of a sandbox that were permitted and have not ended.
 type crossings struct {
 	mu   sync.Mutex
-	open map[uint64]ended
+	open map[uint64]*open
 	over bool
 }
 
-func (c *crossings) began(event uint64, done ended) {
+// open is one of them: what was tried, and what its end has to be told.
+type open struct {
+	attempt wire.Attempt
+	meets   []audit.Obligation // with what it was permitted
+	ended   ended
+	revoked string // why it is permitted no more
+}
+
+// had says whether it was permitted with an obligation of that kind.
+func (o *open) had(kind policy.Kind) bool {
+	return slices.ContainsFunc(o.meets, func(m audit.Obligation) bool { return m.Kind == string(kind) })
+}
+
+func (o *open) done(out audit.Outcome) {
+	if o.revoked != "" {
+		out.Status, out.Code, out.Message = "error", "revoked", o.revoked
+	}
+	o.ended(out)
+}
+
+func (c *crossings) began(event uint64, o *open) {
 	c.mu.Lock()
 	over := c.over
 	if !over {
 		if c.open == nil {
-			c.open = map[uint64]ended{}
+			c.open = map[uint64]*open{}
 		}
-		c.open[event] = done
+		c.open[event] = o
 	}
 	c.mu.Unlock()
 	if over {
-		done(audit.Outcome{Status: "error", Code: string(airlock.Gone)})
+		o.done(audit.Outcome{Status: "error", Code: string(airlock.Gone)})
 	}
 }
 
 func (c *crossings) end(event uint64, o audit.Outcome) {
 	c.mu.Lock()
-	done := c.open[event]
+	open := c.open[event]
 	delete(c.open, event)
 	c.mu.Unlock()
-	if done != nil {
-		done(o)
+	if open != nil {
+		open.done(o)
+	}
+}
+
+// all are those that are open, by their events.
+func (c *crossings) all() map[uint64]*open {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.open)
+}
+
+// revoke says why a crossing is permitted no more; its end comes later.
+func (c *crossings) revoke(event uint64, why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if o := c.open[event]; o != nil {
+		o.revoked = why
 	}
 }
 
@@ -117,7 +156,7 @@ func (c *crossings) breakAll(why airlock.Code, over bool) {
 	c.open, c.over = nil, c.over || over
 	c.mu.Unlock()
 	for _, event := range slices.Sorted(maps.Keys(open)) {
-		open[event](audit.Outcome{Status: "error", Code: string(why)})
+		open[event].done(audit.Outcome{Status: "error", Code: string(why)})
 	}
 }
 
@@ -166,7 +205,8 @@ func (c *Sandboxes) cross(ctx context.Context, a act) (audit.Receipt, ended, aud
 
 // crossing is an attempt as an act of its sandbox.
 func (c *Sandboxes) crossing(l *live, a wire.Attempt) act {
-	x := act{sandbox: l.get(), request: l.request, action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
+	x := act{sandbox: l.get(), request: l.request.Load(), action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
+	x.class, x.refused, x.meets = a.Class, a.Refused, crossingMeets
 	x.context = policy.Context{}
 	if a.IP != "" {
 		x.context["ip"] = a.IP
@@ -226,13 +266,10 @@ func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
 	decide := func(action, protocol, method, scheme string) policy.Decision {
 		ask := a
 		ask.Action, ask.Protocol, ask.Method, ask.Scheme, ask.Path = action, protocol, method, scheme, "/"
-		x := c.crossing(l, ask)
-		x.class, x.meets = a.Class, crossingMeets
-		return c.cfg.Boundary.decide(x)
+		return c.cfg.Boundary.decide(c.crossing(l, ask))
 	}
-	passes := func(o policy.Obligation) bool { return o.Kind == policy.KindPass }
 	switch {
-	case slices.ContainsFunc(decide("net:connect", "tls", "", "").Obligations, passes):
+	case has(decide("net:connect", "tls", "", ""), policy.KindPass):
 		return wire.Verdict{Permit: true, Mode: wire.Passthrough}
 	case decide("net:connect", "tcp", "", "").Effect != policy.Deny:
 		return wire.Verdict{Permit: true, Mode: wire.Any}
@@ -243,6 +280,11 @@ func (c *Sandboxes) Admit(ctx context.Context, a wire.Attempt) wire.Verdict {
 	return c.Cross(ctx, a)
 }
 
+// has says whether a decision has an obligation of that kind.
+func has(d policy.Decision, kind policy.Kind) bool {
+	return slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return o.Kind == kind })
+}
+
 // Cross implements process.Decider: it decides and records an attempt, and
 // returns when both are done.
 func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
@@ -251,7 +293,6 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 		return gone
 	}
 	x := c.crossing(l, a)
-	x.class, x.refused, x.meets = a.Class, a.Refused, crossingMeets
 	receipt, done, d, err := c.cross(ctx, x)
 	if err == nil {
 		err = receipt.Spend(a.Action, audit.Entity(x.on))
@@ -270,11 +311,23 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 			v.Inject = append(v.Inject, o.Value)
 		}
 	}
-	if a.Action != "dns:resolve" { // that is over when it is answered
-		l.crossings.began(receipt.Seq(), func(o audit.Outcome) {
-			done(o)
-			l.crossed(a, o.Status, map[string]string{"policy": strings.Join(d.Policies, " "), "bytesOut": strconv.FormatInt(o.Counts["bytesOut"], 10), "bytesIn": strconv.FormatInt(o.Counts["bytesIn"], 10), "status": strconv.FormatInt(o.Counts["status"], 10), "code": o.Code})
-		})
+	if a.Action == "dns:resolve" { // that is over when it is answered
+		return v
+	}
+	ended := func(o audit.Outcome) {
+		done(o)
+		l.crossed(a, o.Status, map[string]string{"policy": strings.Join(d.Policies, " "), "bytesOut": strconv.FormatInt(o.Counts["bytesOut"], 10), "bytesIn": strconv.FormatInt(o.Counts["bytesIn"], 10), "status": strconv.FormatInt(o.Counts["status"], 10), "code": o.Code})
+	}
+	o := &open{attempt: a, ended: ended, meets: d.Obligations}
+	l.crossings.began(receipt.Seq(), o)
+	// From now on a change of policies finds it. One that came since it was
+	// decided did not.
+	if c.cfg.Boundary.effective(c.crossing(l, a)).Digest() != d.Set {
+		if why := c.denies(l, o); why != "" {
+			l.crossings.revoke(receipt.Seq(), why)
+			l.crossings.end(receipt.Seq(), audit.Outcome{})
+			v = wire.Verdict{Reason: why}
+		}
 	}
 	return v
 }

@@ -24,7 +24,7 @@ type Guest struct {
 	Sandbox airlock.Sandbox
 
 	boundary *Boundary
-	request  *policy.Set
+	request  func() *policy.Set // what its client asks for at this moment
 
 	mux     *channel.Mux
 	log     *events

@@ -49,9 +49,17 @@ func (o *once) enter(ctx context.Context, team, key string) (leave func(), err e
 	}
 }
 
-// digest is what a create asked for, so that a key cannot mean two things.
-func (r CreateRequest) digest() (string, error) {
-	text, err := json.Marshal(r)
+// digest is what a create asked for, so that a key cannot mean two things;
+// rules is that of its rules, which the other one does not have.
+func (r CreateRequest) digest() (digest, rules string, err error) {
+	if digest, err = digestOf(r); err == nil && r.Network.Rules != nil {
+		rules, err = digestOf(r.Network.Rules)
+	}
+	return digest, rules, err
+}
+
+func digestOf(v any) (string, error) {
+	text, err := json.Marshal(v)
 	if err != nil {
 		return "", fmt.Errorf("encode create: %w", err)
 	}
@@ -60,7 +68,7 @@ func (r CreateRequest) digest() (string, error) {
 }
 
 // made returns the running sandbox that a create with that key made before.
-func (c *Sandboxes) made(ctx context.Context, p airlock.Principal, key, digest string) (sb airlock.Sandbox, found bool, err error) {
+func (c *Sandboxes) made(ctx context.Context, p airlock.Principal, key, digest, rules string) (sb airlock.Sandbox, found bool, err error) {
 	c.mu.Lock()
 	all := slices.Collect(maps.Values(c.live))
 	c.mu.Unlock()
@@ -69,7 +77,7 @@ func (c *Sandboxes) made(ctx context.Context, p airlock.Principal, key, digest s
 		if sb.Team != p.Team || sb.CreateKey != key || sb.State != airlock.Running {
 			continue
 		}
-		if sb.CreateDigest != digest {
+		if sb.CreateDigest != digest || sb.CreateRules != rules {
 			e := airlock.Errorf(airlock.Conflict, "the Idempotency-Key %.60q was used for a different create", key)
 			e.Hint = "use a new key for each create"
 			return airlock.Sandbox{}, false, e

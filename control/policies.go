@@ -29,6 +29,7 @@ type Policies struct {
 	log   *slog.Logger
 
 	mu      sync.Mutex // one reload at a time
+	changed func(context.Context)
 	current atomic.Pointer[InForce]
 }
 
@@ -94,6 +95,14 @@ func (p *Policies) Current() *policy.Policies { return p.current.Load().Policies
 // InForce returns the policies in force, and where they are from.
 func (p *Policies) InForce() InForce { return *p.current.Load() }
 
+// OnChange has f called whenever other policies have come into force, before
+// Reload returns.
+func (p *Policies) OnChange(f func(context.Context)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changed = f
+}
+
 // Reload loads the directory again. With an error, what was in force stays.
 func (p *Policies) Reload(ctx context.Context, by audit.Actor) error {
 	p.mu.Lock()
@@ -115,6 +124,9 @@ func (p *Policies) Reload(ctx context.Context, by audit.Actor) error {
 	p.current.Store(&now)
 	if err := p.kept.write(loaded); err != nil {
 		p.log.Error("the policies are in force, but no copy of them could be kept", "err", err)
+	}
+	if p.changed != nil {
+		p.changed(context.WithoutCancel(ctx)) // whoever asked may go away
 	}
 	return nil
 }

@@ -110,7 +110,11 @@ func (c *Sandboxes) opened(ctx context.Context, sb airlock.Sandbox, isNew bool) 
 // door is what the gateway must know of a sandbox.
 func (c *Sandboxes) door(ctx context.Context, sb airlock.Sandbox) (wire.Door, error) {
 	all, err := c.opened(ctx, sb, false)
-	return wire.Door{Sandbox: sb.ID, Secrets: all}, err
+	d := wire.Door{Sandbox: sb.ID, Secrets: all}
+	for _, r := range sb.Network.Rules {
+		d.Rules = append(d.Rules, wire.Rule(r))
+	}
+	return d, err
 }
 
 // SecretChanged tells that a secret of a team has another value, scope, or none.

@@ -50,7 +50,7 @@ func watchGuest(t *testing.T, answer func(ctx context.Context, s *channel.Stream
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Guest{Sandbox: airlock.Sandbox{ID: "i1", Team: "alice"}, boundary: &Boundary{Policies: policy.Builtin, Trail: Unrecorded{}}, mux: mux, watches: newWatches(mux)}
+	g := &Guest{Sandbox: airlock.Sandbox{ID: "i1", Team: "alice"}, request: func() *policy.Set { return nil }, boundary: &Boundary{Policies: policy.Builtin, Trail: Unrecorded{}}, mux: mux, watches: newWatches(mux)}
 	t.Cleanup(func() {
 		mux.Close()
 		g.watches.wait() // nothing of it runs on

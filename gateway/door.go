@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/time/rate"
 
@@ -38,10 +41,14 @@ type door struct {
 	secrets *inject.Door
 	udp     *rate.Limiter // of new UDP flows
 	link    *links.Door
+
+	crossings crossings
+	rules     atomic.Pointer[rules]
 }
 
 func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d := &door{g: g, sandbox: w.Sandbox, udp: rate.NewLimiter(udpRate, 2*udpRate)}
+	d.set(w)
 	defer func() {
 		if err != nil {
 			d.close()
@@ -62,7 +69,8 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 		return nil, err
 	}
 	d.web, err = web.Open(web.Config{
-		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own, Wrap: d.secrets.Wrap,
+		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
+		Wrap:   func(next http.RoundTripper) http.RoundTripper { return d.secrets.Wrap(transform{d, next}) },
 		Limits: web.Limits{RequestsPerMinute: g.start.RequestsMin},
 	})
 	if err != nil {
@@ -72,8 +80,12 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	return d, err
 }
 
-// set changes what the door has; requests under way go on with what it had.
-func (d *door) set(w wire.Door) error { return d.secrets.Set(d.g.secrets(w)) }
+// set changes what requests get from now on.
+func (d *door) set(w wire.Door) error {
+	r := rules(w.Rules)
+	d.rules.Store(&r)
+	return d.secrets.Set(d.g.secrets(w))
+}
 
 // secrets are a door's and those that all have.
 func (g *gateway) secrets(w wire.Door) []inject.Secret {
@@ -183,14 +195,29 @@ func denial(v wire.Verdict) *web.Denied {
 
 // Cross implements web.Judge.
 func (d *door) Cross(ctx context.Context, r web.Request) (web.Permit, error) {
-	v, err := d.ask(ctx, wire.MethodCross, d.attempt(r))
+	p, err := d.cross(ctx, d.attempt(r))
+	if err != nil {
+		return nil, err
+	}
+	p.request = r
+	return p, nil
+}
+
+// cross has an attempt decided and recorded.
+func (d *door) cross(ctx context.Context, a wire.Attempt) (*permit, error) {
+	p := &permit{d: d}
+	d.crossings.begin()
+	v, err := d.ask(ctx, wire.MethodCross, a)
+	p.event = v.Event
+	d.crossings.began(p, err == nil && v.Permit)
 	switch {
 	case err != nil:
 		return nil, err
 	case !v.Permit:
 		return nil, denial(v)
 	}
-	return &permit{d: d, event: v.Event, inject: v.Inject}, nil
+	p.inject = v.Inject
+	return p, nil
 }
 
 // Refused implements web.Judge.
@@ -215,12 +242,77 @@ func (d *door) attempt(r web.Request) wire.Attempt {
 	return a
 }
 
+// crossings are those of a door that were permitted and have not ended.
+type crossings struct {
+	mu     sync.Mutex
+	open   map[uint64]*permit
+	asking int // how many are being decided
+	// early are those that were revoked before it was known here that they had
+	// been permitted.
+	early map[uint64]bool
+}
+
+func (c *crossings) begin() {
+	c.mu.Lock()
+	c.asking++
+	c.mu.Unlock()
+}
+
+// began is called once for each begin.
+func (c *crossings) began(p *permit, permitted bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if permitted {
+		if c.open == nil {
+			c.open = map[uint64]*permit{}
+		}
+		c.open[p.event] = p
+		p.revoked = c.early[p.event]
+	}
+	if c.asking--; c.asking == 0 {
+		c.early = nil
+	}
+}
+
+func (c *crossings) revoke(events []uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, event := range events {
+		switch p := c.open[event]; {
+		case p != nil:
+			if !p.revoked && p.stop != nil {
+				go p.stop()
+			}
+			p.revoked = true
+		case c.asking > 0:
+			if c.early == nil {
+				c.early = map[uint64]bool{}
+			}
+			c.early[event] = true
+		}
+	}
+}
+
 // permit is a crossing that goes on.
 type permit struct {
-	d     *door
-	event uint64
-	// inject are the secrets that policies want put in.
-	inject []string
+	d       *door
+	request web.Request // of none that is UDP
+	event   uint64
+	inject  []string // the secrets that policies want put in
+
+	// Both belong to crossings.
+	revoked bool
+	stop    func()
+}
+
+// OnRevoke implements web.Revocable.
+func (p *permit) OnRevoke(stop func()) {
+	c := &p.d.crossings
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p.stop = stop; p.revoked {
+		go stop()
+	}
 }
 
 // use decides and records the use of a secret.
@@ -255,6 +347,9 @@ func wanted(ctx context.Context, secret string) bool {
 
 // End implements web.Permit.
 func (p *permit) End(status int, out, in int64, err error) {
+	p.d.crossings.mu.Lock()
+	delete(p.d.crossings.open, p.event)
+	p.d.crossings.mu.Unlock()
 	e := wire.End{Sandbox: p.d.sandbox, Event: p.event, Status: status, BytesOut: out, BytesIn: in}
 	if err != nil {
 		e.Error = err.Error()

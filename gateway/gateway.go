@@ -124,6 +124,18 @@ func (g *gateway) handle(method string, body []byte, f *os.File) (any, error) {
 			return nil, g.set(d)
 		}
 		return nil, g.open(d, f)
+	case wire.MethodBreak:
+		var b wire.Break
+		if err := json.Unmarshal(body, &b); err != nil {
+			return nil, fmt.Errorf("read what to break: %w", err)
+		}
+		g.mu.Lock()
+		d := g.doors[b.Sandbox]
+		g.mu.Unlock()
+		if d != nil {
+			d.crossings.revoke(b.Events)
+		}
+		return nil, nil
 	case wire.MethodClose:
 		var n wire.Name
 		if err := json.Unmarshal(body, &n); err != nil {
@@ -227,7 +239,8 @@ func (g *gateway) set(w wire.Door) error {
 	if d == nil {
 		return airlock.Errorf(airlock.NotFound, "the gateway has no door of %s", w.Sandbox)
 	}
-	return d.set(w)
+	d.set(w)
+	return nil
 }
 
 func (g *gateway) close() {

@@ -44,11 +44,13 @@ func (d *door) UDP(ctx context.Context, f *links.Datagrams) {
 	if err != nil {
 		return
 	}
-	v, err := d.ask(ctx, wire.MethodCross, a)
-	if err != nil || !v.Permit {
+	p, err := d.cross(ctx, a)
+	if err != nil {
 		return
 	}
-	p := &permit{d: d, event: v.Event}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p.OnRevoke(cancel)
 	var out, in atomic.Int64
 	err = relayUDP(ctx, f, netip.AddrPortFrom(route.IP, route.Port), &out, &in)
 	p.End(0, out.Load(), in.Load(), err)

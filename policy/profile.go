@@ -163,6 +163,7 @@ func parseRequest(text string) (*Set, error) {
 // wishes is a Network, understood.
 type wishes struct {
 	denyAll       bool
+	allowAll      bool // all IPv4 addresses, or all IPv6 ones
 	deny, allow   []netip.Prefix
 	names, suffix []string // allowed: exact names; ends of names, with the dot
 }
@@ -185,6 +186,7 @@ func (w *wishes) read(n airlock.Network) error {
 				w.deny = append(w.deny, prefix)
 				continue
 			case isAddress:
+				w.allowAll = w.allowAll || prefix.Bits() == 0
 				w.allow = append(w.allow, prefix)
 				continue
 			case list.field == "network.denyOut":
@@ -267,7 +269,9 @@ func (w *wishes) policies(privatePorts bool) string {
 			when = "\nwhen { " + inRanges(w.deny) + " }"
 		}
 		fmt.Fprintf(&b, "@id(\"network.deny\")\n@reason(%s)\nforbid %s%s%s;\n\n", quoted("the client's own network.denyOut or allowInternet denies it: add it to network.allowOut when you make the sandbox"), strings.TrimSuffix(crossing, "\n"), when, unless.String())
-		if w.denyAll {
+		// Where some names or no addresses are allowed, only those names are
+		// looked up; where all addresses are, there is nothing to hide.
+		if w.denyAll && !w.allowAll {
 			unless := ""
 			if byName != "" {
 				unless = "\nunless { " + byName + " }"

@@ -23,7 +23,7 @@ var types = []string{
 	"policy.load",
 	"port.end", "port.serve",
 	"retention.drop",
-	"sandbox.budget", "sandbox.connect", "sandbox.create", "sandbox.end", "sandbox.fork", "sandbox.get", "sandbox.kill", "sandbox.list", "sandbox.logs",
+	"sandbox.budget", "sandbox.changed", "sandbox.connect", "sandbox.create", "sandbox.end", "sandbox.fork", "sandbox.get", "sandbox.kill", "sandbox.list", "sandbox.logs",
 	"sandbox.metrics", "sandbox.network", "sandbox.pause", "sandbox.resume", "sandbox.snapshot", "sandbox.start", "sandbox.timeout",
 	"secret.end", "secret.remove", "secret.rotate", "secret.set", "secret.use",
 	"subject.erase", "subject.erased",

@@ -199,7 +199,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	kept := secrets.New(store, keep)
 	sandboxes, err := control.New(ctx, control.Config{
 		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log, Hold: o.Hold, Registries: registryHosts(registries, log), Secrets: kept,
-		Boundary: control.Boundary{Policies: policies.Current, Trail: trail},
+		Boundary: control.Boundary{Policies: policies.Current, Trail: trail}, Sealer: keep,
 	})
 	if err != nil {
 		return err
@@ -213,6 +213,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	}
 	defer way.Close()
 	sandboxes.Through(ctx, way)
+	policies.OnChange(sandboxes.Reconsider)
 	socket := filepath.Join(o.DataDir, "airlock.sock")
 	tcp, err := listener(held, "listen/tcp", "tcp", o.Listen)
 	if err != nil {

@@ -308,6 +308,24 @@ func (g *Gateway) Set(ctx context.Context, d wire.Door) error {
 	return nil
 }
 
+// Break breaks off crossings of a sandbox, at most wire.BreakMost. Those that
+// are over, or that ended with the process, are passed over.
+func (g *Gateway) Break(ctx context.Context, sandbox string, events []uint64) error {
+	g.mu.Lock()
+	peer := g.peer
+	g.mu.Unlock()
+	if peer == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := peer.Call(ctx, wire.MethodBreak, wire.Break{Sandbox: sandbox, Events: events}, nil, nil)
+	if code := airlock.CodeOf(err); code == airlock.Unavailable || code == airlock.NotFound {
+		return nil
+	}
+	return err
+}
+
 // Drop ends the service of a door.
 func (g *Gateway) Drop(sandbox string) {
 	g.mu.Lock()

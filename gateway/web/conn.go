@@ -22,7 +22,11 @@ const (
 var (
 	errGone    = errors.New("the sandbox broke the connection off")
 	errStalled = errors.New("nothing was sent either way for too long")
+	errRevoked = &Denied{Reason: "what had permitted it was changed, and denies it now"}
 )
+
+// revokeGrace is how long what is revoked may take to end by itself.
+const revokeGrace = 300 * time.Millisecond
 
 // place is where a connection goes.
 type place struct {
@@ -172,7 +176,8 @@ type crossing struct {
 	status  int
 
 	mu    sync.Mutex
-	timer *time.Timer
+	timer *time.Timer // of watch
+	cut   *time.Timer // of revocable
 	over  bool
 }
 
@@ -202,6 +207,31 @@ func (x *crossing) watch(idle time.Duration, stalled func()) {
 	})
 }
 
+// revocable calls stop once the permit is withdrawn, and cut if it has not
+// ended soon after that. Neither is called after end.
+func (x *crossing) revocable(stop, cut func()) {
+	p, ok := x.permit.(Revocable)
+	if !ok {
+		return
+	}
+	p.OnRevoke(func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.over {
+			return
+		}
+		x.fail(errRevoked)
+		stop()
+		x.cut = time.AfterFunc(revokeGrace, func() {
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			if !x.over {
+				cut()
+			}
+		})
+	})
+}
+
 // fail keeps the first error.
 func (x *crossing) fail(err error) {
 	if err != nil {
@@ -223,6 +253,9 @@ func (x *crossing) end(status int, err error) {
 	if x.timer != nil {
 		x.timer.Stop()
 	}
+	if x.cut != nil {
+		x.cut.Stop()
+	}
 	x.mu.Unlock()
 	x.fail(err)
 	x.permit.End(status, x.out.Load(), x.in.Load(), x.failure())
@@ -231,8 +264,10 @@ func (x *crossing) end(status int, err error) {
 // relay passes bytes both ways until both are at their end; an end is passed on
 // as an end, and a reset as a reset.
 func (d *Door) relay(c, up *conn, x *crossing) {
-	broken := context.AfterFunc(c.ctx, func() { c.abort(); up.abort() })
-	x.watch(d.limits.Idle, func() { c.abort(); up.abort() })
+	abort := func() { c.abort(); up.abort() }
+	broken := context.AfterFunc(c.ctx, abort)
+	x.watch(d.limits.Idle, abort)
+	x.revocable(abort, abort)
 	var out sync.WaitGroup
 	out.Go(func() { x.copy(up, c, &x.out) })
 	x.copy(c, up, &x.in)

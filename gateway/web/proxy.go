@@ -164,19 +164,19 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.R
 			return
 		}
 		t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header(), answered: &answered, last: i == len(routes)-1}
-		stalled := func() {
-			cancel(errStalled)
+		stop := func(why error) {
+			cancel(why)
 			rc.SetReadDeadline(time.Unix(1, 0))
 		}
-		if d.attempt(w, r, t, stalled); !t.again {
+		if d.attempt(w, r, t, stop); !t.again {
 			return
 		}
 		c.failed(route)
 	}
 }
 
-// attempt passes a request on that was permitted.
-func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stalled func()) {
+// attempt passes a request on that was permitted. stop ends it.
+func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stop func(why error)) {
 	defer func() {
 		p := recover()
 		if p != nil {
@@ -187,7 +187,16 @@ func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stalle
 			panic(p) // it is http.ErrAbortHandler, for the server
 		}
 	}()
-	t.watch(d.limits.Idle, stalled)
+	t.watch(d.limits.Idle, func() { stop(errStalled) })
+	c, rc, major := r.Context().Value(connKey{}).(*conn), http.NewResponseController(w), r.ProtoMajor
+	t.revocable(func() { stop(errRevoked) }, func() {
+		// The client does not read, or is not answered in HTTP any more.
+		if major == 1 {
+			c.abort()
+			return
+		}
+		rc.SetWriteDeadline(time.Unix(1, 0))
+	})
 	ctx := context.WithValue(r.Context(), targetKey{}, t)
 	// The client bounds early answers only if nobody looks at them, and the
 	// ReverseProxy does.
@@ -573,6 +582,9 @@ func (d *Door) failed(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if err := t.failure(); errors.Is(err, errGone) || errors.Is(err, context.Canceled) {
 		panic(http.ErrAbortHandler) // nobody is there
+	}
+	if errors.Is(t.failure(), errRevoked) && r.ProtoMajor == 1 {
+		w.Header().Set("Connection", "close") // nothing more is read from it
 	}
 	t.status = failed(w, r, t.failure())
 }

@@ -105,6 +105,14 @@ type Permit interface {
 	End(status int, bytesOut, bytesIn int64, err error)
 }
 
+// Revocable is a Permit that can be withdrawn: what goes on by it is broken off.
+type Revocable interface {
+	Permit
+	// OnRevoke has f called, at most once and in a goroutine of its own, when
+	// the permit is withdrawn, or at once if it was.
+	OnRevoke(f func())
+}
+
 // Route is where a connection will go: to one address.
 type Route struct {
 	Scheme string // as in Request

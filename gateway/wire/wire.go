@@ -19,6 +19,7 @@ const (
 	MethodStart = "start" // Start, once and first
 	MethodOpen  = "open"  // Door, with its descriptor; in place of one before
 	MethodSet   = "set"   // Door, without: what it may do has changed
+	MethodBreak = "break" // Break: what was permitted is not any more
 	MethodClose = "close" // Name
 )
 
@@ -47,6 +48,7 @@ type Start struct {
 type Door struct {
 	Sandbox string
 	Secrets []inject.Secret `json:",omitempty"`
+	Rules   []Rule          `json:",omitempty"`
 	// Names are those that it was given addresses of, the oldest first.
 	Names []Binding `json:",omitempty"`
 }
@@ -62,6 +64,21 @@ type Bound struct {
 	Sandbox string
 	Binding
 }
+
+// Rule is what requests to some hosts get before they go on.
+type Rule struct {
+	Host    string            // a name, or "*." and what names end with; lower case
+	Headers map[string]string // with their values, which are secrets
+}
+
+// Break names crossings that were permitted and are to be broken off.
+type Break struct {
+	Sandbox string
+	Events  []uint64 // at most BreakMost
+}
+
+// BreakMost is how many numbers of events fit a message.
+const BreakMost = 4096
 
 // Name names a door.
 type Name struct{ Sandbox string }
