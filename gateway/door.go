@@ -63,7 +63,8 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	}
 	d.web, err = web.Open(web.Config{
 		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own, Wrap: d.secrets.Wrap,
-		Limits: web.Limits{RequestsPerMinute: g.start.RequestsMin},
+		EncodedSlashes: true, // control decides both ways to read them
+		Limits:         web.Limits{RequestsPerMinute: g.start.RequestsMin},
 	})
 	if err != nil {
 		return nil, err
