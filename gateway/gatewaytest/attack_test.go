@@ -379,7 +379,7 @@ func TestBombs(t *testing.T) {
 // A large download is in memory by its buffers only. AIRLOCK_TEST_MB=10240 is
 // the size that it is meant for.
 func TestLargeDownload(t *testing.T) {
-	size := int64(number(t, "AIRLOCK_TEST_MB", 512, 64)) << 20
+	size := int64(number(t, "AIRLOCK_TEST_MB", 256, 64)) << 20
 	w := newWorld(t)
 	port := w.server(func(rw http.ResponseWriter, r *http.Request) {
 		block := make([]byte, 1<<20)
