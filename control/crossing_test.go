@@ -107,6 +107,37 @@ func TestCrossings(t *testing.T) {
 	}
 }
 
+// A path with a slash within a segment is permitted if both ways to read it are.
+func TestEncodedSlashes(t *testing.T) {
+	h := newHost(t)
+	h.ceiling(`
+		@id("no-admin") @reason("the administration is closed")
+		forbid (principal, action == Action::"http:request", resource) when { context.path like "/admin/*" };
+		@id("no-group") @reason("the group is closed")
+		forbid (principal, action == Action::"http:request", resource) when { context.path like "/secret%2F*" };
+		@id("ask") @hold("ops")
+		permit (principal, action == Action::"http:request", resource) when { context.path like "/releases/*" };`)
+	sb := h.create(alice)
+	for _, c := range []struct {
+		path   string
+		permit bool
+		says   string
+	}{
+		{"/api/v4/projects/group%2Fproject", true, ""},
+		{"/admin%2Fusers", false, "there are servers that read the path in another way: policy ceiling/no-admin forbids"},
+		{"/secret%2Fproject", false, "the group is closed"},
+		{"/secret/project", true, ""},
+		{"/admin/users", false, "the administration is closed"},
+		{"/releases%2Fnew", false, "there are servers that read the path in another way"},
+	} {
+		a := request(sb.ID, "example.com", "93.184.216.34", "public", "GET")
+		a.Path = c.path
+		if v := h.Cross(t.Context(), a); v.Permit != c.permit || !strings.Contains(v.Reason, c.says) {
+			t.Errorf("%s: permit %v, %q", c.path, v.Permit, v.Reason)
+		}
+	}
+}
+
 // Whatever ends a crossing is recorded: the end of its sandbox, and that of the
 // gateway.
 func TestCrossingsThatEndUnasked(t *testing.T) {

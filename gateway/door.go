@@ -48,7 +48,8 @@ type door struct {
 
 func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d := &door{g: g, sandbox: w.Sandbox, udp: rate.NewLimiter(udpRate, 2*udpRate)}
-	d.set(w)
+	r := rules(w.Rules)
+	d.rules.Store(&r)
 	defer func() {
 		if err != nil {
 			d.close()
@@ -70,8 +71,9 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	}
 	d.web, err = web.Open(web.Config{
 		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
-		Wrap:   func(next http.RoundTripper) http.RoundTripper { return d.secrets.Wrap(transform{d, next}) },
-		Limits: web.Limits{RequestsPerMinute: g.start.RequestsMin},
+		Wrap:           func(next http.RoundTripper) http.RoundTripper { return d.secrets.Wrap(transform{d, next}) },
+		EncodedSlashes: true, // control decides both ways to read them
+		Limits:         web.Limits{RequestsPerMinute: g.start.RequestsMin},
 	})
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -188,16 +189,13 @@ func TestDatagrams(t *testing.T) {
 	for _, to := range []string{"192.0.2.1:443", "[2001:db8::1]:443", "192.0.2.1:123", "[2001:db8::1]:123"} {
 		c := b.udp(netip.MustParseAddrPort(to))
 		began := time.Now()
-		var err error
-		for timeout := error(syscall.ETIMEDOUT); timeout != nil && time.Since(began) < 5*time.Second; {
-			c.Write([]byte("x"))
-			c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+		c.Write([]byte("x"))
+		err := error(os.ErrDeadlineExceeded)
+		for isTimeout(err) && time.Since(began) < 5*time.Second { // a read that waits does not learn of ICMP in this stack
+			c.SetReadDeadline(time.Now().Add(time.Millisecond))
 			_, err = c.Read(make([]byte, 1))
-			if timeout = nil; isTimeout(err) {
-				timeout = err
-			}
 		}
-		if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "refused") || took > 500*time.Millisecond {
+		if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "refused") || took > time.Second {
 			t.Errorf("%s: %v after %v", to, err, took)
 		}
 	}
@@ -381,7 +379,7 @@ func TestBombs(t *testing.T) {
 // A large download is in memory by its buffers only. AIRLOCK_TEST_MB=10240 is
 // the size that it is meant for.
 func TestLargeDownload(t *testing.T) {
-	size := int64(number(t, "AIRLOCK_TEST_MB", 512, 64)) << 20
+	size := int64(number(t, "AIRLOCK_TEST_MB", 256, 64)) << 20
 	w := newWorld(t)
 	port := w.server(func(rw http.ResponseWriter, r *http.Request) {
 		block := make([]byte, 1<<20)

@@ -37,7 +37,7 @@ func number(t testing.TB, env string, usual, short int) int {
 // a process of their own, as they are in life. AIRLOCK_TEST_DOORS=500 is the
 // size that a host is made for.
 func TestManyDoors(t *testing.T) {
-	doors, flows := number(t, "AIRLOCK_TEST_DOORS", 50, 5), 200
+	doors, flows := number(t, "AIRLOCK_TEST_DOORS", 20, 5), 200
 	w := newWorld(t)
 	port := w.server(func(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, "fine") }, "")
 	w.name("one.test", "127.0.0.1")
@@ -71,8 +71,9 @@ func TestManyDoors(t *testing.T) {
 	held, rss := memory(t)
 	held -= before
 	t.Logf("%d doors: %d MB; with %d flows each: %d MB, %d KB a flow; resident %d MB", doors, (opened-before)>>20, flows, held>>20, held>>10/(doors*flows), rss>>20)
-	// It is 35 KB: 8 of them are net/http's buffers and 12 are stacks.
-	if most := doors * (flows*40<<10 + 1<<20); held > most {
+	// It is 35 KB, and more with the race detector: 8 of them are net/http's buffers
+	// and 14 are stacks.
+	if most := doors * (flows*48<<10 + 1<<20); held > most {
 		t.Errorf("%d MB, and at most %d are for as many", held>>20, most>>20)
 	}
 }

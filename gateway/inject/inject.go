@@ -212,7 +212,7 @@ type site struct {
 
 // siteOf returns a site without a host if that cannot be read: nothing is for it.
 func siteOf(r *http.Request) *site {
-	at := &site{scheme: r.URL.Scheme, method: r.Method, path: r.URL.Path, port: 80}
+	at := &site{scheme: r.URL.Scheme, method: r.Method, path: sitePath(r.URL), port: 80}
 	if at.scheme == "https" {
 		at.port = 443
 	}
@@ -234,6 +234,24 @@ func siteOf(r *http.Request) *site {
 		at.host = h.String()
 	}
 	return at
+}
+
+// sitePath is the decoded path, in which an encoded slash stays one (%2F): it is
+// not between segments to all who read it.
+func sitePath(u *url.URL) string {
+	escaped := u.EscapedPath()
+	if !strings.Contains(strings.ToUpper(escaped), "%2F") {
+		return u.Path
+	}
+	segments := strings.Split(escaped, "/")
+	for i, s := range segments {
+		decoded, err := url.PathUnescape(s)
+		if err != nil {
+			return "/%" // nothing is for it
+		}
+		segments[i] = strings.ReplaceAll(decoded, "/", "%2F")
+	}
+	return strings.Join(segments, "/")
 }
 
 func (x *exchange) use(secret, location string) Use {
