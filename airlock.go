@@ -27,6 +27,8 @@ type Sandbox struct {
 	Policy     string            // and its own, in Cedar\'s language
 
 	Creator Creator // whose create it was
+	// TrustID names the roots that its image trusts; "" is the machine's own.
+	TrustID string
 	// Placeholders are those that it got.
 	Placeholders []Placeholder
 

@@ -60,6 +60,7 @@ type Config struct {
 	Secrets   Secrets
 	Trail     Trail
 	Policies  Policies
+	Root      Root
 	Domain    string // what sandboxes' host names end in, with a port if it is not TLS's own; "" leaves it to the SDK
 	Log       *slog.Logger
 	Version   string
@@ -152,6 +153,8 @@ func (s *server) routes() []route {
 		{controlPlane, "DELETE", "/v1/audit/holds/{name}", operator, s.auditRelease},
 		{controlPlane, "GET", "/v1/approvals", approver, s.approvals},
 		{controlPlane, "POST", "/v1/approvals/{id}", approver, s.decide},
+		{controlPlane, "GET", "/v1/gateway/root", operator, s.gatewayRoot},
+		{controlPlane, "POST", "/v1/gateway/root", operator, s.rotateRoot},
 		{controlPlane, "GET", "/v1/policies", operator, s.policiesInForce},
 		{controlPlane, "POST", "/v1/policies/reload", operator, s.reloadPolicies},
 

@@ -294,7 +294,7 @@ and no network, and is thrown away afterwards.
 	flags.StringVar(&a.dataDir, "data-dir", env("AIRLOCK_DATA_DIR", DefaultDataDir), "state of the server on this machine (AIRLOCK_DATA_DIR)")
 	flags.StringVar(&a.url, "url", os.Getenv("AIRLOCK_API_URL"), "server elsewhere (AIRLOCK_API_URL); default: the one of --data-dir, by its socket")
 	flags.StringVar(&a.key, "key", "", "API key (AIRLOCK_API_KEY)")
-	root.AddCommand(a.serve(), a.run(), a.sandbox(), a.keys(), a.secrets(), a.approvals(), a.keystore(), a.policies(), a.audit(), a.doctor(), a.version())
+	root.AddCommand(a.serve(), a.run(), a.sandbox(), a.keys(), a.secrets(), a.approvals(), a.gateway(), a.keystore(), a.policies(), a.audit(), a.doctor(), a.version())
 	for _, cmd := range allCommands(root) {
 		check := cmd.Args
 		if check == nil {

@@ -61,9 +61,12 @@ type Config struct {
 	Store  cluster.Store
 	Driver isolation.Driver
 	Image  image.Image
-	Host   Capacity // of all sandboxes together
-	Team   Capacity // of one team's
-	Log    *slog.Logger
+	// OpenImage is the image for teams whose policies leave some TLS undecrypted:
+	// it trusts the world's roots besides the gateway's. It may be nil.
+	OpenImage func() (image.Image, error)
+	Host      Capacity // of all sandboxes together
+	Team      Capacity // of one team's
+	Log       *slog.Logger
 
 	Boundary Boundary      // what every act passes
 	Hold     time.Duration // how long a crossing waits for approval; 0 is DefaultHold
@@ -386,7 +389,14 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		}
 		err = errors.Join(err, c.forget(undo, sb.ID))
 	}()
-	spec := isolation.Spec{ID: sb.ID, RootFS: c.cfg.Image.RootFS, Guest: c.cfg.Image.Guest, Hostname: "sandbox", Limits: sb.Limits}
+	img := c.cfg.Image
+	if c.cfg.OpenImage != nil && c.cfg.Boundary.Policies().For(sb.Team).Passes() {
+		if img, err = c.cfg.OpenImage(); err != nil {
+			return nil, fmt.Errorf("create sandbox: %w", err)
+		}
+	}
+	sb.TrustID = img.TrustID
+	spec := isolation.Spec{ID: sb.ID, RootFS: img.RootFS, Guest: img.Guest, Hostname: "sandbox", Limits: sb.Limits}
 	if c.gateway != nil {
 		spec.Link = &link
 	}

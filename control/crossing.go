@@ -53,6 +53,12 @@ func (c *Sandboxes) all() []*live {
 	return slices.Collect(maps.Values(c.live))
 }
 
+// Trust says whether all sandboxes that run trust what id names, besides
+// whatever else.
+func (c *Sandboxes) Trust(id string) bool {
+	return !slices.ContainsFunc(c.all(), func(l *live) bool { return !strings.HasPrefix(l.get().TrustID, id) })
+}
+
 // link is the device of every sandbox: all have the same addresses, since none
 // can meet another one.
 var link = isolation.Link{

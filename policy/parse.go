@@ -117,6 +117,13 @@ func (s *Set) Injected() []string {
 	return names
 }
 
+// Passes says whether a permit of the set leaves TLS undecrypted.
+func (s *Set) Passes() bool {
+	return s != nil && slices.ContainsFunc(s.policies, func(p *policy) bool {
+		return slices.ContainsFunc(p.obligations, func(o Obligation) bool { return o.Kind == KindPass })
+	})
+}
+
 // Text is the policies in one canonical form, sorted by id and without
 // comments. Parse reads it back as the same set.
 func (s *Set) Text() string { return s.text }

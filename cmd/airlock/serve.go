@@ -7,9 +7,11 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,6 +19,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -162,9 +165,10 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	for _, why := range registries.Skipped {
 		log.Info("a setting of this machine's registries is not for sandboxes", "why", why)
 	}
-	img, err := image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase, image.Options{
-		Trust: image.Trust{PEM: authority.PEM(), ID: authority.ID()}, Env: registries.Env, Files: registries.Files,
-	})
+	makeImage := func(t image.Trust) (image.Image, error) {
+		return image.Host(filepath.Join(runtimeDir, "images"), guest, airlock.HostUserBase, image.Options{Trust: t, Env: registries.Env, Files: registries.Files})
+	}
+	img, err := makeImage(image.Trust{PEM: authority.PEM(), ID: authority.ID()})
 	if err != nil {
 		return err
 	}
@@ -198,7 +202,13 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	}
 	kept := secrets.New(store, keep)
 	sandboxes, err := control.New(ctx, control.Config{
-		Store: store, Driver: driver, Image: img, Host: host, Team: host, Log: log, Hold: o.Hold, Registries: registryHosts(registries, log), Secrets: kept,
+		Store: store, Driver: driver, Image: img, OpenImage: sync.OnceValues(func() (image.Image, error) {
+			world, err := worldRoots()
+			if err != nil {
+				return image.Image{}, err
+			}
+			return makeImage(image.Trust{PEM: append(append(authority.PEM(), '\n'), world...), ID: authority.ID() + "+world"})
+		}), Host: host, Team: host, Log: log, Hold: o.Hold, Registries: registryHosts(registries, log), Secrets: kept,
 		Boundary: control.Boundary{Policies: policies.Current, Trail: trail}, Sealer: keep,
 	})
 	if err != nil {
@@ -206,6 +216,12 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	}
 	if err := sandboxes.Recover(ctx); err != nil {
 		return err
+	}
+	// The new root of a rotation signs as soon as all that runs trusts it.
+	if sandboxes.Trust(authority.ID()) {
+		if err := authority.Promote(); err != nil {
+			return err
+		}
 	}
 	way, err := startGateway(ctx, o, authority, credentials(registries, log), sandboxes, stderr, log)
 	if err != nil {
@@ -220,7 +236,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 		return err
 	}
 	domain := publicDomain(o.Domain, tcp.Addr())
-	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Secrets: kept, Trail: trail, Policies: policies, Domain: domain, Log: log, Version: version})
+	handle := api.New(api.Config{Sandboxes: sandboxes, Keys: keys.New(store), Secrets: kept, Root: authority, Trail: trail, Policies: policies, Domain: domain, Log: log, Version: version})
 	local, err := listener(held, "listen/unix", "unix", socket)
 	if err != nil {
 		return err
@@ -293,6 +309,33 @@ func registryHosts(s mirror.Settings, log *slog.Logger) (all []policy.Registry) 
 		all = append(all, policy.Registry{Host: h.Name, Port: h.Port})
 	}
 	return all
+}
+
+// worldFiles are where systems have the roots of the world in one file.
+var worldFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
+
+// worldRoots are those that this machine trusts.
+func worldRoots() ([]byte, error) {
+	for _, name := range append([]string{os.Getenv("SSL_CERT_FILE")}, worldFiles...) {
+		if name == "" {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the roots that this machine trusts: %w", err)
+		}
+		var roots []byte // without what people write in between
+		for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+			if block.Type == "CERTIFICATE" {
+				roots = append(roots, pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})...)
+			}
+		}
+		return roots, nil
+	}
+	return nil, airlock.Errorf(airlock.NotFound, "this machine has no file of the roots that it trusts, which policies with @passthrough need: install its package of CA certificates")
 }
 
 // credentials are those of this machine's registries, which sandboxes read by
