@@ -73,7 +73,7 @@ func networked(t *testing.T, flags ...string) *network {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write("policies/default.cedar", internet+`
+	s.policies = write("policies/default.cedar", internet+`
 @id("servers-of-the-test")
 permit (principal, action in [Action::"net:connect", Action::"http:request"], resource)
 when { resource.name == "`+inside+`" && context.ip == ip("127.0.0.1") };
@@ -96,8 +96,9 @@ when { resource.name == "`+inside+`" && context.ip == ip("127.0.0.1") };
 // network is a server whose sandboxes have one.
 type network struct {
 	*running
-	caCert *x509.Certificate // an authority that its gateway trusts
-	caKey  *ecdsa.PrivateKey
+	policies string            // file of what every team may
+	caCert   *x509.Certificate // an authority that its gateway trusts
+	caKey    *ecdsa.PrivateKey
 }
 
 // authority makes one, and returns its certificate in PEM.
@@ -473,4 +474,100 @@ func gatewayPID(s *network) int {
 		}
 	}
 	return 0
+}
+
+// What the operator passes through keeps the certificate of its own server, and
+// is recorded as a connection. Only then sandboxes trust the world's roots.
+func TestPassthrough(t *testing.T) {
+	s := networked(t)
+	c := s.as(s.key("red", airlock.Client))
+	url := s.secure(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") }))
+	issuer := `curl -sSv ` + url + ` 2>&1 | grep -E "issuer:|^hello"`
+	before := create(t, c, client.CreateRequest{Timeout: 5 * time.Minute, Policy: ownPolicy})
+	if out := must(t, before, issuer); !strings.Contains(out, "hello") || !strings.Contains(out, "Airlock") {
+		t.Errorf("terminated: %s", out)
+	}
+	text, err := os.ReadFile(s.policies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = append(text, `
+@id("pinned") @passthrough("") permit (principal, action == Action::"net:connect", resource)
+when { resource.name == "`+inside+`" && context.ip == ip("127.0.0.1") };
+`...)
+	if err := os.WriteFile(s.policies, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := s.airlock("", "policy", "reload"); err != nil {
+		t.Fatalf("airlock policy reload: %v\n%s", err, out)
+	}
+	sb := create(t, c, client.CreateRequest{Timeout: 5 * time.Minute, Policy: ownPolicy})
+	if out := must(t, sb, issuer); !strings.Contains(out, "hello") || !strings.Contains(out, "authority of a test") {
+		t.Errorf("passed through: %s", out)
+	}
+	var got []string
+	for _, r := range s.crossings(sb.ID) {
+		if r.Action != "dns:resolve" {
+			got = append(got, r.Action+" "+r.Effect+" "+r.Outcome)
+		}
+	}
+	if !slices.Equal(got, []string{"net:connect permit ok"}) {
+		t.Errorf("the trail has %q", got)
+	}
+	if out := must(t, before, issuer+" || echo refused"); !strings.Contains(out, "refused") {
+		t.Errorf("a sandbox from before trusts the world: %s", out)
+	}
+}
+
+// The gateway's authority is replaced while sandboxes run, and all of them
+// trust what they see, the whole time.
+func TestRotateRoot(t *testing.T) {
+	s := networked(t)
+	c := s.as(s.key("red", airlock.Client))
+	url := s.secure(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") }))
+	issuer := func(sb *client.Sandbox) string {
+		return must(t, sb, `curl -sSv `+url+` 2>&1 | grep -E "issuer:|^hello"`)
+	}
+	reload := func() {
+		pid := s.server()
+		if err := syscall.Kill(s.cmd.Process.Pid, syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		until(t, func() bool {
+			next := s.server()
+			return next != 0 && next != pid && gatewayPID(s) != 0
+		})
+		until(t, func() bool { _, err := c.List(t.Context(), nil); return err == nil })
+	}
+	roots := func() int {
+		r, err := s.operator().GatewayRoot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(r.Roots)
+	}
+	ask := client.CreateRequest{Timeout: 5 * time.Minute, Policy: ownPolicy}
+	old := create(t, c, ask)
+	first := issuer(old)
+	if out, err := s.airlock("", "gateway", "rotate-root"); err != nil || strings.Count(out, "BEGIN CERTIFICATE") != 2 {
+		t.Fatalf("airlock gateway rotate-root: %v\n%s", err, out)
+	}
+	reload()
+	both := create(t, c, ask)
+	if a, b := issuer(old), issuer(both); a != first || b != first || !strings.Contains(first, "hello") {
+		t.Errorf("while both are trusted: %q, %q, want %q", a, b, first)
+	}
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	reload()
+	if out := issuer(both); !strings.Contains(out, "hello") {
+		t.Errorf("with the new root: %q", out)
+	}
+	if out := issuer(create(t, c, ask)); !strings.Contains(out, "hello") {
+		t.Errorf("a new sandbox with the new root: %q", out)
+	}
+	if n := roots(); n > 2 {
+		t.Errorf("%d roots are trusted", n)
+	}
 }
