@@ -157,19 +157,16 @@ when { context.ip == ip("` + apartClosed + `") };
 			fmt.Fprintf(w, "hello from %s", r.Host)
 		}
 	}
-	plain := func(at string) string { return "http://%s:" + s.listen(t, at, nil, handler) }
-	secure := func(at string, names ...string) string {
-		cert := s.certificate(t, names...)
-		return "https://%s:" + s.listen(t, at, &cert, handler)
+	for at, name := range map[string]string{apartOpen: "open.airlock.test", apartClosed: "closed.airlock.test"} {
+		cert := s.certificate(t, name)
+		listen(t, at+":80", nil, handler)
+		listen(t, at+":443", &cert, handler)
 	}
-	open := plain(apartOpen)
 	env := []string{
 		"E2B_API_URL=" + s.url, "E2B_SANDBOX_URL=" + s.url,
-		"NET_OPEN=" + fmt.Sprintf(open, "open.airlock.test"), "NET_BELOW=" + fmt.Sprintf(open, "below.open.airlock.test"),
-		"NET_OTHER=" + fmt.Sprintf(open, "other.airlock.test"), "NET_ADDRESS=" + fmt.Sprintf(open, apartOpen),
-		"NET_CLOSED=" + fmt.Sprintf(plain(apartClosed), "closed.airlock.test"),
-		"NET_SECURE=" + fmt.Sprintf(secure(apartOpen, "open.airlock.test"), "open.airlock.test"),
-		"NET_SECURE_CLOSED=" + fmt.Sprintf(secure(apartClosed, "closed.airlock.test"), "closed.airlock.test"),
+		"NET_OPEN=http://open.airlock.test", "NET_BELOW=http://below.open.airlock.test", "NET_OTHER=http://other.airlock.test",
+		"NET_ADDRESS=http://" + apartOpen, "NET_CLOSED=http://closed.airlock.test",
+		"NET_SECURE=https://open.airlock.test", "NET_SECURE_CLOSED=https://closed.airlock.test",
 		"NET_TCP_PORT=" + echoing(t), "NET_SECRET=" + secretHeader,
 	}
 	s.suites(t, env, "network.test.mjs", "test_network.py")
@@ -183,15 +180,17 @@ when { context.ip == ip("` + apartClosed + `") };
 		began, wrote := io.Pipe()
 		ended := make(chan error, 1)
 		go func() {
-			r, err := sb.Exec(ctx, client.ExecRequest{Cmd: "/usr/bin/curl", Args: []string{"-sN", fmt.Sprintf(open, "open.airlock.test") + "/events"}, Stdout: wrote})
+			r, err := sb.Exec(ctx, client.ExecRequest{Cmd: "/usr/bin/curl", Args: []string{"-sN", "http://open.airlock.test/events"}, Stdout: wrote})
 			if err == nil && r.ExitCode == 0 {
 				err = fmt.Errorf("the stream ended as if it were whole")
 			}
 			ended <- err
 		}()
+		defer wrote.Close()
 		if _, err := io.ReadFull(began, make([]byte, 5)); err != nil {
 			t.Fatal(err)
 		}
+		go io.Copy(io.Discard, began)
 		write("policies/default.cedar", internet+`@id("stop") forbid (principal, action == Action::"http:request", resource);`)
 		at := time.Now()
 		operator, err := client.New(client.Options{Socket: filepath.Join(s.dataDir, "airlock.sock")})
@@ -212,11 +211,10 @@ when { context.ip == ip("` + apartClosed + `") };
 	})
 }
 
-// listen serves HTTP at an address, with TLS if there is a certificate, and
-// returns the port.
-func (s *network) listen(t *testing.T, at string, cert *tls.Certificate, h http.HandlerFunc) string {
+// listen serves HTTP at an address, with TLS if there is a certificate.
+func listen(t *testing.T, at string, cert *tls.Certificate, h http.HandlerFunc) {
 	t.Helper()
-	ln, err := net.Listen("tcp", at+":0")
+	ln, err := net.Listen("tcp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +229,6 @@ func (s *network) listen(t *testing.T, at string, cert *tls.Certificate, h http.
 		server.CloseClientConnections()
 		server.Close()
 	})
-	return portOf(server)
 }
 
 // echoing is the port of a server that greets and then says again what it hears.

@@ -51,7 +51,7 @@ const within = async (promise, what) => {
 
 const events = (url) => `curl -sN '${url}/events'`
 const raw = (name) => `exec 3<>/dev/tcp/${name}/${net.NET_TCP_PORT}; cat <&3; exit 7`
-const webSocket = (url) => `exec 3<>/dev/tcp/${host(url)}/${new URL(url).port}; printf 'GET /events HTTP/1.1\\r\\nHost: ${new URL(url).host}\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n' >&3; cat <&3; exit 7`
+const webSocket = (url) => `exec 3<>/dev/tcp/${host(url)}/80; printf 'GET /events HTTP/1.1\\r\\nHost: ${host(url)}\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n' >&3; cat <&3; exit 7`
 
 test('everything that the operator permits', () => box({}, async (sbx) => {
   assert.match(await body(sbx, net.NET_OPEN), /hello from open/)
@@ -145,9 +145,9 @@ test('updateNetwork replaces, and breaks off what is open', () => box({}, async 
 }))
 
 test('a connection that is kept is decided anew', () => box({}, async (sbx) => {
-  const { host: authority, hostname, port } = new URL(net.NET_OTHER)
-  const ask = `printf 'GET / HTTP/1.1\\r\\nHost: ${authority}\\r\\n\\r\\n' >&3; read -r line <&3; echo "$line"`
-  const handle = await stream(sbx, `exec 3<>/dev/tcp/${hostname}/${port}; ${ask}; until [ -e /tmp/go ]; do sleep 0.1; done; while read -r -t 1 line <&3; do :; done; ${ask}`)
+  const name = host(net.NET_OTHER)
+  const ask = `printf 'GET / HTTP/1.1\\r\\nHost: ${name}\\r\\n\\r\\n' >&3; read -r line <&3; echo "$line"`
+  const handle = await stream(sbx, `exec 3<>/dev/tcp/${name}/80; ${ask}; until [ -e /tmp/go ]; do sleep 0.1; done; while read -r -t 1 line <&3; do :; done; ${ask}`)
   await sbx.updateNetwork({ denyOut: [ALL_TRAFFIC] })
   await sbx.files.write('/tmp/go', '')
   const r = await handle.handle.wait()
