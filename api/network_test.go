@@ -101,7 +101,7 @@ func TestSetNetworkRefuses(t *testing.T) {
 		{headers("a.example", "", "v"), 400, "has the header"},
 		{headers("a.example", "a", "hush\r\nb: c"), 400, "value for the header A"},
 		{headers("a.example", "a", "(hidden)"), 400, "replies do not have it"},
-		{headers("a.example", "a", "Bearer ${e2b.secrets.hush}"), 501, "in the values of network.rules is not supported"},
+		{headers("a.example", "a", "Bearer ${e2b.secrets.hush}"), 501, "in a value is not supported"},
 		{headers("a.example", "a", strings.Repeat("hush", 2048)), 400, "bytes of headers"},
 	} {
 		for _, call := range [][2]string{{"PUT", "/sandboxes/" + id + "/network"}, {"POST", "/v2/sandboxes"}} {
