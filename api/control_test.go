@@ -343,7 +343,6 @@ func TestUnimplemented(t *testing.T) {
 		{"pausing sandboxes", "POST /sandboxes/i1/pause, POST /sandboxes/i1/resume"},
 		{"forking sandboxes", "POST /sandboxes/i1/fork"},
 		{"snapshots", "POST /sandboxes/i1/snapshots, GET /snapshots?sandboxID=i1&limit=10"},
-		{"changing the network of a sandbox", "PUT /sandboxes/i1/network"},
 		{"templates of your own", `GET /templates, GET /v2/templates, POST /v3/templates, GET /templates/t/files/hash, POST /v2/templates/t/builds/b,
 			GET /templates/t/builds/b/status?logsOffset=0, GET /templates/t/builds/b/logs, POST /templates/tags, DELETE /templates/tags, GET /templates/t/tags,
 			PATCH /templates/t, DELETE /templates/base%2Fsnap%3Adefault`},

@@ -59,7 +59,7 @@ func newWorld(t *testing.T) *world {
 	const domain = "box.test:8443"
 	room := control.Capacity{MemoryMB: 16 << 10, DiskMB: 64 << 10, Processes: 1 << 20, Descriptors: 1 << 20, Sandboxes: 8}
 	var err error
-	w.sandboxes, err = control.New(t.Context(), control.Config{Store: store, Driver: w.driver, Image: image.Image{}, Host: room, Team: room, Log: log, Boundary: control.Boundary{Policies: policy.Builtin, Trail: w.trail}})
+	w.sandboxes, err = control.New(t.Context(), control.Config{Store: store, Driver: w.driver, Image: image.Image{}, Host: room, Team: room, Log: log, Sealer: audittest.Config(t).Sealer.(control.Sealer), Boundary: control.Boundary{Policies: policy.Builtin, Trail: w.trail}})
 	if err != nil {
 		t.Fatal(err)
 	}

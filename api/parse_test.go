@@ -143,6 +143,7 @@ func FuzzCreateBody(f *testing.F) {
 	for _, s := range []string{
 		`{"templateID":"base","timeout":60,"metadata":{"a":"b"},"envVars":{"K":"V"}}`,
 		`{"templateID":"base","network":{"allowOut":["*.example.com"],"denyOut":["0.0.0.0/0"],"rules":{}}}`,
+		`{"templateID":"base","network":{"rules":{"*.example.com":[{"transform":{"headers":{"Authorization":"x"}}}],"EXAMPLE.com":[{}]}}}`,
 		`{"templateID":"base","limits":{"cpus":0.5}}`, `[]`, `{`, `null`, `{"templateID":1}`,
 	} {
 		f.Add(s)

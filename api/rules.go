@@ -73,7 +73,7 @@ func rules(body map[string][]ruleBody) ([]airlock.HeaderRule, error) {
 				case value == hiddenValue:
 					return nil, airlock.Invalidf(field, "give the value itself: replies do not have it", "%s has %q for the header %s", field, hiddenValue, canonical)
 				case strings.Contains(value, "${e2b."):
-					return nil, unsupported("${e2b.…} in the values of network.rules")
+					return nil, unsupported("network.rules with ${e2b.…} in a value")
 				}
 				rule.Headers[canonical] = value
 				bytes += len(canonical) + len(value)

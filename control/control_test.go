@@ -26,7 +26,7 @@ import (
 
 // host is a machine with one server after the other.
 type host struct {
-	t        *testing.T
+	t        testing.TB
 	store    *cluster.Memory
 	world    *fake.World
 	driver   *fake.Driver
@@ -44,7 +44,7 @@ var (
 	want  = control.CreateRequest{Timeout: time.Minute}
 )
 
-func newHost(t *testing.T) *host {
+func newHost(t testing.TB) *host {
 	h := &host{t: t, store: cluster.NewMemory(), world: fake.NewWorld(), policies: policy.Builtin()}
 	h.log, _ = audittest.Open(t)
 	h.trail = h.log

@@ -28,9 +28,9 @@ type way struct {
 	broken []uint64
 }
 
-func (w *way) Open(_ context.Context, d wire.Door, f *os.File) error {
+func (w *way) Open(ctx context.Context, d wire.Door, f *os.File) error {
 	defer f.Close()
-	return w.Set(nil, d)
+	return w.Set(ctx, d)
 }
 
 func (w *way) Set(_ context.Context, d wire.Door) error {
@@ -66,7 +66,7 @@ func (w *way) cut() []uint64 {
 	return cut
 }
 
-func newWay(t *testing.T) (*host, *way) {
+func newWay(t testing.TB) (*host, *way) {
 	h := newHost(t)
 	w := &way{h: h, doors: map[string]wire.Door{}}
 	h.Through(t.Context(), w)
@@ -358,5 +358,20 @@ func TestRulesAreSealed(t *testing.T) {
 	h.restart()
 	if _, err := h.Create(t.Context(), alice, req); code(err) != airlock.Unimplemented {
 		t.Errorf("rules without keys: %v", err)
+	}
+}
+
+// BenchmarkReconsider decides what 1,000 open requests of a sandbox would be
+// decided anew.
+func BenchmarkReconsider(b *testing.B) {
+	h, _ := newWay(b)
+	sb := h.create(alice)
+	for range 1000 {
+		if v := h.Cross(b.Context(), request(sb.ID, "a.example", public, "public", "GET")); !v.Permit {
+			b.Fatal(v.Reason)
+		}
+	}
+	for b.Loop() {
+		h.Reconsider(b.Context())
 	}
 }

@@ -103,9 +103,11 @@ func TestTrailSaysWhatCameIntoForce(t *testing.T) {
 	o.write("teams/a.cedar", nothing("a"))
 	p := o.start(o.dir)
 	first := p.InForce()
+	changes := 0
+	p.OnChange(func(context.Context) { changes++ })
 	o.write("default.cedar", "permit")
-	if err := p.Reload(t.Context(), admin); airlock.CodeOf(err) != airlock.Invalid {
-		t.Fatal(err)
+	if err := p.Reload(t.Context(), admin); airlock.CodeOf(err) != airlock.Invalid || changes != 0 {
+		t.Fatal(err, changes)
 	}
 	o.start(o.dir)
 	if !strings.Contains(o.log.String(), "does not load") {
@@ -116,6 +118,9 @@ func TestTrailSaysWhatCameIntoForce(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := p.InForce()
+	if changes != 1 {
+		t.Errorf("%d changes are told", changes)
+	}
 	o.start("")
 	if !strings.Contains(o.log.String(), "level=WARN") || !strings.Contains(o.log.String(), "without the policies that were in force before") {
 		t.Errorf("the log does not warn: %s", o.log.String())

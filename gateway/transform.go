@@ -42,15 +42,19 @@ type transform struct {
 
 // RoundTrip implements http.RoundTripper.
 func (t transform) RoundTrip(r *http.Request) (*http.Response, error) {
-	to := web.PermitOf(r.Context()).(*permit).request
-	if to.Scheme == "https" {
-		if rule := t.d.rules.Load().of(to.Host); rule != nil {
-			r = r.WithContext(r.Context()) // a copy, with the same trailer
-			r.Header = r.Header.Clone()
-			for name, value := range rule.Headers {
-				r.Header.Set(name, value)
-			}
-		}
+	return t.next.RoundTrip(t.d.rules.Load().set(r, web.PermitOf(r.Context()).(*permit).request))
+}
+
+// set returns a request with what the rules say for where it was decided to go.
+func (r rules) set(req *http.Request, to web.Request) *http.Request {
+	rule := r.of(to.Host)
+	if to.Scheme != "https" || rule == nil {
+		return req
 	}
-	return t.next.RoundTrip(r)
+	out := req.WithContext(req.Context()) // a copy, with the same trailer
+	out.Header = req.Header.Clone()
+	for name, value := range rule.Headers {
+		out.Header.Set(name, value)
+	}
+	return out
 }

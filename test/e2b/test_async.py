@@ -154,7 +154,6 @@ class Async(unittest.IsolatedAsyncioTestCase):
             (SandboxException, "forking", self.sbx.fork),
             (SandboxException, "snapshots", self.sbx.create_snapshot),
             (SandboxException, "snapshots", lambda: self.sbx.list_snapshots().next_items()),
-            (SandboxException, "changing the network", lambda: self.sbx.update_network({"deny_out": []})),
             (BuildException, "templates of your own", lambda: AsyncTemplate.build(Template().from_base_image(), "mine")),
             (VolumeException, "volumes", lambda: AsyncVolume.create("v")),
             (SecretException, "secrets", lambda: AsyncSecret.exists("s")),

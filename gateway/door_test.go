@@ -1,0 +1,134 @@
+package gateway
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"airlock.dev/airlock/gateway/web"
+)
+
+func TestRules(t *testing.T) {
+	r := rules{
+		{Host: "*.com", Headers: map[string]string{"A": "com"}},
+		{Host: "*.example.com", Headers: map[string]string{"A": "below"}},
+		{Host: "a.example.com", Headers: map[string]string{"A": "own"}},
+		{Host: "none.example.com"},
+	}
+	for host, want := range map[string]string{
+		"a.example.com": "own", "b.example.com": "below", "c.b.example.com": "below", "example.com": "com", "xexample.com": "com",
+		"none.example.com": "", "com": "", "example.org": "", ".com": "", "": "", "b.a.example.com": "below",
+	} {
+		got := ""
+		if rule := r.of(host); rule != nil {
+			got = rule.Headers["A"]
+		}
+		if got != want {
+			t.Errorf("%q has the rule %q, want %q", host, got, want)
+		}
+	}
+}
+
+// waits is a permit's stop that tells when it was called.
+func waits(p *permit) chan struct{} {
+	stopped := make(chan struct{}, 2)
+	p.OnRevoke(func() { stopped <- struct{}{} })
+	return stopped
+}
+
+func within(t *testing.T, what string, c chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s is not stopped", what)
+	}
+}
+
+func TestRevoke(t *testing.T) {
+	d := &door{}
+	begin := func(event uint64) *permit {
+		p := &permit{d: d, event: event}
+		d.crossings.begin()
+		d.crossings.began(p, true)
+		return p
+	}
+	first, second := begin(1), begin(2)
+	stopped, not := waits(first), waits(second)
+	d.crossings.revoke([]uint64{1, 7})
+	within(t, "the first", stopped)
+	d.crossings.revoke([]uint64{1}) // once more changes nothing
+
+	// What is revoked before it is known to have begun begins revoked.
+	d.crossings.begin()
+	d.crossings.begin()
+	d.crossings.revoke([]uint64{3})
+	d.crossings.began(&permit{d: d}, false)
+	third := &permit{d: d, event: 3}
+	d.crossings.began(third, true)
+	within(t, "the third", waits(third))
+
+	// Numbers of what is over are not kept.
+	if d.crossings.revoke([]uint64{8, 9}); d.crossings.early != nil {
+		t.Errorf("kept: %v", d.crossings.early)
+	}
+	// One that is revoked between its permit and its begin.
+	fourth := begin(4)
+	d.crossings.revoke([]uint64{4})
+	within(t, "the fourth", waits(fourth))
+
+	if len(not) != 0 || len(stopped) != 0 {
+		t.Error("more is stopped than was revoked")
+	}
+	if open := slices.Sorted(maps.Keys(d.crossings.open)); !slices.Equal(open, []uint64{1, 2, 3, 4}) {
+		t.Errorf("open: %v", open)
+	}
+}
+
+func TestRevokeWhileMoreBegin(t *testing.T) {
+	d := &door{}
+	const many = 500
+	var all sync.WaitGroup
+	revoked := make(chan struct{}, many)
+	for event := range uint64(many) {
+		d.crossings.begin()
+		all.Go(func() {
+			p := &permit{d: d, event: event}
+			d.crossings.began(p, true)
+			p.OnRevoke(func() { revoked <- struct{}{} })
+		})
+		all.Go(func() { d.crossings.revoke([]uint64{event}) })
+	}
+	all.Wait()
+	for range many {
+		within(t, "one of many", revoked)
+	}
+}
+
+func TestSetHeaders(t *testing.T) {
+	r := rules{{Host: "a.example", Headers: map[string]string{"Authorization": "ours", "X-New": "1"}}}
+	for _, c := range []struct{ scheme, host, want string }{
+		{"https", "a.example", "ours"}, {"http", "a.example", "mine"}, {"https", "b.example", "mine"},
+	} {
+		in, err := http.NewRequest("GET", c.scheme+"://x/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Header.Set("Authorization", "mine")
+		in.Trailer = http.Header{"Later": nil}
+		out := r.set(in, web.Request{Scheme: c.scheme, Host: c.host})
+		if got := out.Header.Get("Authorization"); got != c.want {
+			t.Errorf("%s://%s gets %q, want %q", c.scheme, c.host, got, c.want)
+		}
+		in.Trailer.Set("Later", "1")
+		if out.Trailer.Get("Later") != "1" {
+			t.Error("its trailer is another one")
+		}
+		if in.Header.Get("Authorization") != "mine" || in.Header.Get("X-New") != "" {
+			t.Error("the sandbox's own request is changed")
+		}
+	}
+}
