@@ -166,6 +166,7 @@ func (p *Peer) send(kind byte, id uint64, method string, in any, f *os.File) err
 
 // read takes packets until the connection ends.
 func (p *Peer) read() {
+	defer p.conn.Close() // the other side is told at once
 	defer p.cancel()
 	buf := make([]byte, headerBytes+256+MaxMessage+1)
 	oob := make([]byte, unix.CmsgSpace(4*4))
