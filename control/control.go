@@ -109,11 +109,13 @@ type live struct {
 
 	conns     atomic.Int32 // to its ports
 	crossings crossings
+	refusals  refusals
 	metrics   history
 	watches   *watches
 
 	mu      sync.Mutex
 	sandbox airlock.Sandbox
+	stored  int64         // of sandbox.NetworkBytes
 	changed chan struct{} // a new EndAt; capacity 1
 	kill    chan struct{} // closed to end it
 	killed  bool

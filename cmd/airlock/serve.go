@@ -372,7 +372,7 @@ func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root,
 	}
 	return process.Start(ctx, process.Config{
 		Name: gatewayName, UID: airlock.GatewayUser, Env: gatewayEnv(), Stderr: stderr, Decider: decider, Log: log,
-		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves, Secrets: all},
+		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves, Secrets: all, Budgets: wire.Budgets(o.Network)},
 	})
 }
 

@@ -395,10 +395,10 @@ func (g *Gateway) handle(ctx context.Context, method string, body []byte, f *os.
 		if err := json.Unmarshal(body, &u); err != nil {
 			return nil, fmt.Errorf("read what is used: %w", err)
 		}
+		g.cfg.Decider.Used(u)
 		if h := g.held(u.Sandbox); h != nil {
 			h.used(u.Bytes)
 		}
-		g.cfg.Decider.Used(u)
 		return nil, nil
 	case wire.MethodRefused:
 		var r wire.Refused
@@ -412,10 +412,10 @@ func (g *Gateway) handle(ctx context.Context, method string, body []byte, f *os.
 		if err := json.Unmarshal(body, &e); err != nil {
 			return nil, fmt.Errorf("read an end: %w", err)
 		}
+		g.cfg.Decider.End(e)
 		if h := g.held(e.Sandbox); h != nil {
 			h.used(e.Used)
 		}
-		g.cfg.Decider.End(e)
 		return nil, nil
 	}
 	return nil, airlock.Errorf(airlock.Unimplemented, "the server does not know %.40q", method)
