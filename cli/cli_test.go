@@ -311,7 +311,7 @@ func TestServeOptions(t *testing.T) {
 		{[]string{"--net-bytes", "0"}, "--net-bytes"},
 		{[]string{"--net-bytes", "many"}, "--net-bytes"},
 		{[]string{"--net-answer", "-1GiB"}, "--net-answer"},
-		{[]string{"--net-flows", "0"}, "--net-flows: 0 is no budget: give 1 to 4096"},
+		{[]string{"--net-flows", "0"}, "--net-flows: 0 is no budget\n  hint: give 1 to 4096"},
 		{[]string{"--net-flows", "4097"}, "give 1 to 4096"},
 		{[]string{"--net-requests", "-5"}, "give 1 to 1000000"},
 	} {

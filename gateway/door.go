@@ -180,14 +180,10 @@ func (d *door) Judge(ctx context.Context, name, kind string) error {
 
 // Admit implements web.Judge.
 func (d *door) Admit(ctx context.Context, host string, port uint16) (web.Mode, error) {
-	a := wire.Attempt{Action: "net:connect", Host: host, Port: port, Protocol: "tcp"}
-	if over := d.bytes.spent(); over != nil {
-		if webPort(port) {
-			return web.Terminate, nil // its requests are told why
-		}
-		d.exhausted(ctx, a)
-		return 0, over
+	if d.bytes.spent() != nil {
+		return web.Any, nil // nothing crosses, and requests are told why
 	}
+	a := wire.Attempt{Action: "net:connect", Host: host, Port: port, Protocol: "tcp"}
 	routes, err := d.Routes(ctx, "tcp", host, port)
 	switch denied, ok := errors.AsType[*web.Denied](err); {
 	case webPort(port) && err != nil:
