@@ -281,6 +281,15 @@ func TestBytesSpent(t *testing.T) {
 			t.Fatalf("%d %s %v", status, body, err)
 		}
 	}
+	if _, _, err := d.names.Bind("known.example"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Judge(t.Context(), "known.example", "A"); err != nil {
+		t.Errorf("a name that has addresses: %v", err)
+	}
+	if got, err := (resolver{d}).Lookup(t.Context(), "known.example"); err != nil || len(got) != 1 || !got[0].IsUnspecified() {
+		t.Errorf("it is looked up: %v %v", got, err)
+	}
 	if err := d.Judge(t.Context(), "a.example", "A"); airlock.CodeOf(err) != airlock.Exhausted || !strings.Contains(err.Error(), why) {
 		t.Errorf("a name: %v", err)
 	}
