@@ -2,6 +2,9 @@ package control
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -40,8 +43,8 @@ func (l *live) used(bytes int64) {
 }
 
 // refusedEvery is how often the trail is told of refusals for one budget of a
-// sandbox; the gateway tells of them once a minute.
-const refusedEvery = 30 * time.Second
+// sandbox, while there are any.
+const refusedEvery = time.Minute
 
 // refusals are those of a sandbox that the trail does not know yet.
 type refusals struct {
@@ -50,20 +53,27 @@ type refusals struct {
 	count map[wire.Budget]int64
 }
 
-// add returns how many to tell of now, which may be none.
-func (r *refusals) add(b wire.Budget, n int64, now time.Time) int64 {
+func (r *refusals) add(b wire.Budget, n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.told == nil {
 		r.told, r.count = map[wire.Budget]time.Time{}, map[wire.Budget]int64{}
 	}
 	r.count[b] += max(n, 0)
-	if last, ok := r.told[b]; ok && now.Sub(last) < refusedEvery {
-		return 0
+}
+
+// due returns and forgets those of which the trail is to be told now.
+func (r *refusals) due(now time.Time) map[wire.Budget]int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	due := map[wire.Budget]int64{}
+	for b, n := range r.count {
+		if n > 0 && now.Sub(r.told[b]) >= refusedEvery {
+			due[b], r.told[b] = n, now
+			delete(r.count, b)
+		}
 	}
-	all := r.count[b]
-	r.told[b], r.count[b] = now, 0
-	return all
+	return due
 }
 
 // spent are what the trail and the sandbox's own log say of each budget.
@@ -73,20 +83,26 @@ var spent = map[wire.Budget]string{
 	wire.BudgetRequests: "it makes more requests or connections in a minute, or at a time, than it may: more were refused",
 }
 
-// Refused implements process.Decider.
+// Refused implements process.Decider. The trail is told of the first ones at
+// once, and of those that follow by who measures sandboxes.
 func (c *Sandboxes) Refused(r wire.Refused) {
 	l := c.find(r.Sandbox)
-	message, known := spent[r.Budget]
-	if l == nil || !known {
+	if _, known := spent[r.Budget]; l == nil || !known {
 		return
 	}
-	n := l.refusals.add(r.Budget, r.Count, time.Now())
-	if n == 0 {
-		return
+	l.refusals.add(r.Budget, r.Count)
+	c.tellRefused(l, time.Now())
+}
+
+// tellRefused tells the trail of what is due; all is, when a sandbox or the
+// server is about to end.
+func (c *Sandboxes) tellRefused(l *live, now time.Time) {
+	due := l.refusals.due(now)
+	for _, b := range slices.Sorted(maps.Keys(due)) {
+		c.cfg.Boundary.Trail.Owe(context.Background(), audit.Event{
+			Type: "sandbox.budget", Team: l.get().Team, Sandbox: l.get().ID, Actor: audit.Actor{Kind: "system"},
+			Outcome: audit.Outcome{Status: "denied", Code: string(b), Message: spent[b], Counts: map[string]int64{"refused": due[b]}},
+		})
+		l.log.add("warn", spent[b], map[string]string{"budget": string(b), "refused": strconv.FormatInt(due[b], 10)})
 	}
-	c.cfg.Boundary.Trail.Owe(context.Background(), audit.Event{
-		Type: "sandbox.budget", Team: l.get().Team, Sandbox: r.Sandbox, Actor: audit.Actor{Kind: "system"},
-		Outcome: audit.Outcome{Status: "denied", Code: string(r.Budget), Message: message, Counts: map[string]int64{"refused": n}},
-	})
-	l.log.add("warn", message, map[string]string{"budget": string(r.Budget)})
 }

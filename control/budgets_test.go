@@ -77,6 +77,7 @@ func TestRefused(t *testing.T) {
 	if want := []string{"sandbox.budget system denied flows refused:3", "sandbox.budget system denied bytes refused:42"}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
+	// The rest is told when the sandbox ends, at the latest.
 	var said []string
 	logs, err := h.Logs(t.Context(), alice, sb.ID)
 	if err != nil {
@@ -89,5 +90,11 @@ func TestRefused(t *testing.T) {
 	}
 	if len(said) != 2 {
 		t.Errorf("the sandbox's own log says %q", said)
+	}
+	if err := h.Kill(t.Context(), alice, sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.recorded("type=sandbox.budget sandbox=" + sb.ID); len(got) != 3 || got[2] != "sandbox.budget system denied flows refused:2997" {
+		t.Errorf("recorded at the end %q", got)
 	}
 }

@@ -16,11 +16,12 @@ func TestRefusalsAreToldSometimes(t *testing.T) {
 	for _, c := range []struct {
 		after time.Duration
 		n     int64
-	}{{0, 1}, {time.Second, 5}, {28 * time.Second, 6}, {time.Second, 7}, {time.Second, 2}, {time.Hour, 4}} {
+	}{{0, 1}, {time.Second, 5}, {58 * time.Second, 6}, {time.Second, 7}, {time.Second, 2}, {time.Hour, 4}, {time.Hour, 0}, {0, -5}, {0, 1}} {
 		now = now.Add(c.after)
-		told = append(told, fmt.Sprint(r.add(wire.BudgetFlows, c.n, now)))
+		r.add(wire.BudgetFlows, c.n)
+		told = append(told, fmt.Sprint(r.due(now)[wire.BudgetFlows]))
 	}
-	if want := []string{"1", "0", "0", "18", "0", "6"}; !slices.Equal(told, want) {
+	if want := []string{"1", "0", "0", "18", "0", "6", "0", "0", "1"}; !slices.Equal(told, want) {
 		t.Errorf("told %v, want %v", told, want)
 	}
 }

@@ -86,7 +86,8 @@ func (b *bytes) report(used int64) {
 }
 
 // tellEvery is how often the server is told of refusals, while there are any.
-const tellEvery = time.Minute
+// It tells the log less often.
+const tellEvery = time.Second
 
 // refusals are what was refused for the budgets of one door and is not
 // recorded one by one. The first one is told at once.

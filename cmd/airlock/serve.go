@@ -214,6 +214,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	defer sandboxes.Close(false)
 	if err := sandboxes.Recover(ctx); err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ type Used struct {
 }
 
 // Refused tells of what was refused for a budget without an attempt: once a
-// minute for each, while there is any.
+// second for each, while there is any.
 type Refused struct {
 	Sandbox string
 	Budget  Budget
