@@ -223,7 +223,7 @@ func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stop f
 		return
 	}
 	if r.Body != http.NoBody {
-		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
+		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge, trailer: r.Trailer}
 		r.Body = t.body
 	}
 	d.proxy.ServeHTTP(w, r)
@@ -656,6 +656,8 @@ type meter struct {
 	left  int64
 	over  error
 	begun atomic.Bool // what was read can be sent once only
+	// trailer of a request is there when its body is over.
+	trailer http.Header
 }
 
 func (m *meter) Read(p []byte) (int, error) {
@@ -670,6 +672,11 @@ func (m *meter) Read(p []byte) (int, error) {
 			n, err = 0, m.over
 		} else if why != nil {
 			n, err = fits, why
+		}
+	}
+	if err == io.EOF {
+		if _, why := m.x.take(headerBytes(m.trailer)); why != nil {
+			err = why
 		}
 	}
 	if err != nil && err != io.EOF {
