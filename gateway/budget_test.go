@@ -427,15 +427,15 @@ func TestRefusals(t *testing.T) {
 		flood(wire.BudgetFlows, 1)
 		flood(wire.BudgetFlows, 100)
 		flood(wire.BudgetRequests, 7)
-		time.Sleep(tellEvery + 1)
+		time.Sleep(tellEvery + time.Millisecond)
 		flood(wire.BudgetFlows, 3)
 		time.Sleep(3 * tellEvery)
 		flood(wire.BudgetFlows, 1)
-		time.Sleep(1)
+		time.Sleep(time.Millisecond)
 		flood(wire.BudgetFlows, 2)
 		r.close()
 		flood(wire.BudgetFlows, 5)
-		want := []string{"flows1 at 0s", "requests7 at 0s", "flows100 at 1s", "flows3 at 2s", "flows1 at 4.000000001s", "flows2 at 4.000000002s"}
+		want := []string{"flows1 at 0s", "requests7 at 0s", "flows100 at 1s", "flows3 at 2s", "flows1 at 4.001s", "flows2 at 4.002s"}
 		if !slices.Equal(told, want) {
 			t.Errorf("told\n%s\nwant\n%s", strings.Join(told, "\n"), strings.Join(want, "\n"))
 		}
