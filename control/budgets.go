@@ -79,7 +79,7 @@ func (r *refusals) due(now time.Time) map[wire.Budget]int64 {
 // spent are what the trail and the sandbox's own log say of each budget.
 var spent = map[wire.Budget]string{
 	wire.BudgetBytes:    "it has sent and received all bytes that it may: what it tries is refused",
-	wire.BudgetFlows:    "it has as many connections at a time as it may: more were refused",
+	wire.BudgetFlows:    "it has as many connections at a time, or new UDP flows in a second, as it may: more were refused",
 	wire.BudgetRequests: "it makes more requests or connections in a minute, or at a time, than it may: more were refused",
 }
 
