@@ -26,6 +26,10 @@ type Sandbox struct {
 	Profile    string            // the policies it asked for beside; "" is the default
 	Policy     string            // and its own, in Cedar\'s language
 
+	// NetworkBytes is how many bytes it has sent and received, and the server
+	// was told of: at most a hundredth of the budget less than there were.
+	NetworkBytes int64 `json:",omitempty"`
+
 	Creator Creator // whose create it was
 	// TrustID names the roots that its image trusts; "" is the machine's own.
 	TrustID string

@@ -49,7 +49,7 @@ func TestCreateAndInfo(t *testing.T) {
 	}
 	want = map[string]any{
 		"sandboxID": id, "templateID": "base", "clientID": "airlock", "domain": "box.test:8443", "envdVersion": "0.6.13", "envdAccessToken": token, "state": "running",
-		"cpuCount": 1.0, "memoryMB": 128.0, "diskSizeMB": 1024.0, "metadata": map[string]any{"a b": "c&d"}, "allowInternetAccess": false,
+		"cpuCount": 1.0, "memoryMB": 128.0, "diskSizeMB": 1024.0, "networkBytes": 0.0, "metadata": map[string]any{"a b": "c&d"}, "allowInternetAccess": false,
 		"network":   map[string]any{"allowOut": []any{"example.com", "1.1.1.1"}, "denyOut": []any{"10.0.0.0/8"}, "httpsPorts": []any{8443.0}},
 		"lifecycle": map[string]any{"onTimeout": "kill", "autoResume": false},
 		"limits":    map[string]any{"cpus": 0.5, "memoryMB": 128.0, "diskMB": 1024.0, "processes": 256.0, "openFiles": 1024.0, "outputBytes": float64(1 << 30)},

@@ -300,6 +300,8 @@ type listedBody struct {
 	EnvdVersion string            `json:"envdVersion"`
 	Metadata    map[string]string `json:"metadata"`
 	Limits      airlock.Limits    `json:"limits"`
+	// NetworkBytes is how many bytes it has sent and received.
+	NetworkBytes int64 `json:"networkBytes"`
 }
 
 func listed(sb airlock.Sandbox) listedBody {
@@ -309,7 +311,7 @@ func listed(sb airlock.Sandbox) listedBody {
 	return listedBody{
 		SandboxID: sb.ID, TemplateID: sb.TemplateID, ClientID: clientID, StartedAt: sb.StartedAt, EndAt: sb.EndAt, State: "running",
 		CPUCount: int(math.Ceil(sb.Limits.CPUs)), MemoryMB: sb.Limits.MemoryMB, DiskSizeMB: sb.Limits.DiskMB, EnvdVersion: envdVersion,
-		Metadata: sb.Metadata, Limits: sb.Limits,
+		Metadata: sb.Metadata, Limits: sb.Limits, NetworkBytes: sb.NetworkBytes,
 	}
 }
 

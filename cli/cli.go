@@ -79,14 +79,23 @@ type ServeOptions struct {
 	Policies        string // directory; "" is the built-in ones
 	Witnesses       string // file with a witness policy; "" is none
 	AuditPeriod     audit.Period
-	AuditBudget     uint64         // events of one sandbox; 0 is the default
-	AuditRetention  time.Duration  // 0 keeps all
-	AuditRepair     bool           // go on after damage of the audit log
-	Hold            time.Duration  // how long a crossing waits for approval
+	AuditBudget     uint64        // events of one sandbox; 0 is the default
+	AuditRetention  time.Duration // 0 keeps all
+	AuditRepair     bool          // go on after damage of the audit log
+	Hold            time.Duration // how long a crossing waits for approval
+	Network         NetworkBudgets
 	PublicRanges    []netip.Prefix // that count as public
 	ProxyResolves   bool           // names are the proxy\'s to resolve
 	MaxMemoryMB     int            // MiB that all sandboxes together may use; 0 is what the host can spare
 	JSON            bool           // log as JSON lines
+}
+
+// NetworkBudgets are what each sandbox may use of the network.
+type NetworkBudgets struct {
+	Bytes    int64 // out and in, together
+	Flows    int   // at one time
+	Requests int   // in a minute
+	Answer   int64 // bytes of one
 }
 
 // RunOptions are those of a sandbox without a server, checked.

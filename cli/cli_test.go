@@ -307,6 +307,13 @@ func TestServeOptions(t *testing.T) {
 		{[]string{"--tls-cert", cert}, "belong together"},
 		{[]string{"--tls-cert", cert, "--tls-key", key + "x"}, "does not exist"},
 		{[]string{"--max-memory", "lots"}, "--max-memory"},
+		{[]string{"--net-bytes", "1MB", "--net-answer", "2TiB", "--net-flows", "1", "--net-requests", "1000000"}, ""},
+		{[]string{"--net-bytes", "0"}, "--net-bytes"},
+		{[]string{"--net-bytes", "many"}, "--net-bytes"},
+		{[]string{"--net-answer", "-1GiB"}, "--net-answer"},
+		{[]string{"--net-flows", "0"}, "--net-flows: 0 is no budget\n  hint: give 1 to 4096"},
+		{[]string{"--net-flows", "4097"}, "give 1 to 4096"},
+		{[]string{"--net-requests", "-5"}, "give 1 to 1000000"},
 	} {
 		c := newCommand()
 		served := false
@@ -317,6 +324,12 @@ func TestServeOptions(t *testing.T) {
 		}
 	}
 	c := newCommand()
+	var got NetworkBudgets
+	c.serve = func(o ServeOptions) error { got = o.Network; return nil }
+	if c.run(t, t.Context(), "serve"); got != (NetworkBudgets{Bytes: 100 << 30, Flows: 256, Requests: 6000, Answer: 64 << 30}) {
+		t.Errorf("budgets that nobody asked for: %+v", got)
+	}
+	c = newCommand()
 	c.required = []doctor.Finding{{Name: "cgroups", State: doctor.Fail, Detail: "none", Remedy: "mount them"}}
 	if code := c.run(t, t.Context(), "serve"); code != 1 || !strings.Contains(c.errOut, "cgroups: none") {
 		t.Errorf("unfit machine: code %d, %q", code, c.errOut)

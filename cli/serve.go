@@ -18,7 +18,7 @@ import (
 
 func (a *app) serve() *cobra.Command {
 	var o ServeOptions
-	var maxMemory, period, retention string
+	var maxMemory, period, retention, netBytes, netAnswer string
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the server: an API for sandboxes on this machine",
@@ -71,6 +71,9 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 			if o.Hold < time.Second || o.Hold > time.Hour {
 				return airlock.Invalidf("--approval-timeout", "give 1s to 1h", "--approval-timeout: %s is no time that a request can wait", o.Hold)
 			}
+			if err := o.Network.set(netBytes, netAnswer); err != nil {
+				return err
+			}
 			if o.Domain != "" && !domainName.MatchString(o.Domain) {
 				return airlock.Invalidf("--domain", "give a host name of two parts or more, such as airlock.localhost or sandbox.example.org; a port may follow", "--domain: %q is no host name for sandboxes", o.Domain)
 			}
@@ -94,9 +97,43 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.BoolVar(&o.AuditRepair, "audit-repair", false, "go on although the audit log was found damaged; the trail tells of it")
 	flags.Var((*prefixes)(&o.PublicRanges), "public-range", "treat a `NETWORK` such as 203.0.113.0/24 as public although it is not; for machines that reach registries there; repeatable")
 	flags.BoolVar(&o.ProxyResolves, "proxy-resolves", false, "let the proxy of HTTPS_PROXY resolve names, on machines that cannot; no address is known to policies then")
+	flags.StringVar(&netBytes, "net-bytes", "100GiB", "bytes that one sandbox may send and receive in its life, together; then nothing crosses any more")
+	flags.IntVar(&o.Network.Flows, "net-flows", 256, "connections that one sandbox may have at a time, TCP and UDP")
+	flags.IntVar(&o.Network.Requests, "net-requests", 6000, "requests and new connections of one sandbox in a minute")
+	flags.StringVar(&netAnswer, "net-answer", "64GiB", "the largest answer that one sandbox may get to one request")
 	flags.DurationVar(&o.Hold, "approval-timeout", 2*time.Minute, "how long what a policy holds waits for an approver; then it is denied")
 	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
 	return cmd
+}
+
+// Bounds of budgets. Each flow costs the gateway up to 256 KiB of memory, and
+// the first 32 of a sandbox 2 MiB.
+const (
+	netFlowsMost    = 4096
+	netRequestsMost = 1_000_000
+)
+
+// set checks what was given.
+func (n *NetworkBudgets) set(bytes, answer string) error {
+	for _, f := range []struct {
+		flag, text string
+		to         *int64
+	}{{"--net-bytes", bytes, &n.Bytes}, {"--net-answer", answer, &n.Answer}} {
+		mb, err := parseMB(f.flag, f.text)
+		if err != nil {
+			return err
+		}
+		*f.to = int64(mb) << 20
+	}
+	for _, f := range []struct {
+		flag        string
+		given, most int
+	}{{"--net-flows", n.Flows, netFlowsMost}, {"--net-requests", n.Requests, netRequestsMost}} {
+		if f.given < 1 || f.given > f.most {
+			return airlock.Invalidf(f.flag, fmt.Sprintf("give 1 to %d", f.most), "%s: %d is no budget", f.flag, f.given)
+		}
+	}
+	return nil
 }
 
 // prefixes are a flag's networks.

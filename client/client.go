@@ -215,6 +215,8 @@ type Info struct {
 	Limits      airlock.Limits    `json:"limits,omitzero"`
 	Metadata    map[string]string `json:"metadata,omitempty"`
 	AccessToken string            `json:"envdAccessToken,omitempty"` // opens its data plane; absent in lists
+	// NetworkBytes is how many bytes it has sent and received.
+	NetworkBytes int64 `json:"networkBytes,omitempty"`
 }
 
 // Template is the name of what it was started from.

@@ -51,7 +51,7 @@ func (h *host) recorded(query string) (all []string) {
 		if e.Decision.Effect != "" {
 			what = append(what, e.Decision.Effect)
 		}
-		if e.Of != 0 {
+		if e.Of != 0 || e.Type == "sandbox.budget" {
 			what = append(what, strings.TrimSpace(e.Outcome.Status+" "+e.Outcome.Code))
 			delete(e.Outcome.Counts, "durationMicros")
 			if len(e.Outcome.Counts) > 0 {

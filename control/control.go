@@ -109,11 +109,13 @@ type live struct {
 
 	conns     atomic.Int32 // to its ports
 	crossings crossings
+	refusals  refusals
 	metrics   history
 	watches   *watches
 
 	mu      sync.Mutex
 	sandbox airlock.Sandbox
+	stored  int64         // of sandbox.NetworkBytes
 	changed chan struct{} // a new EndAt; capacity 1
 	kill    chan struct{} // closed to end it
 	killed  bool
@@ -567,6 +569,7 @@ func (c *Sandboxes) end(l *live, outcome airlock.Outcome) {
 		c.gateway.Drop(id)
 	}
 	l.crossings.breakAll(airlock.Gone, true)
+	c.tellRefused(l, time.Now().Add(refusedEvery))
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		err := l.box.Destroy(ctx)
@@ -792,6 +795,9 @@ func (c *Sandboxes) Close(end bool) {
 	c.mu.Unlock()
 	c.stopSampling()
 	c.sampling.Wait()
+	for _, l := range all {
+		c.tellRefused(l, time.Now().Add(refusedEvery))
+	}
 	if !end {
 		return
 	}

@@ -179,6 +179,10 @@ func (c *Sandboxes) End(e wire.End) {
 	if e.Error != "" {
 		o.Status, o.Code = "error", "broken"
 	}
+	if e.Code == airlock.Exhausted || e.Code == airlock.TooLarge {
+		o.Status, o.Code = "error", string(e.Code)
+	}
+	l.used(e.Used)
 	l.crossings.end(e.Event, o)
 }
 

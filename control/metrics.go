@@ -118,6 +118,7 @@ func (c *Sandboxes) sample(ctx context.Context, every time.Duration) {
 			if m, spent, err := l.measure(ctx); err == nil { // else it is ending
 				l.metrics.add(m, spent)
 			}
+			c.tellRefused(l, time.Now())
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -21,6 +22,10 @@ import (
 	"airlock.dev/airlock/gateway/web"
 	"airlock.dev/airlock/gateway/wire"
 )
+
+// dnsIdle is how long a resolver's socket counts as a flow after its query:
+// with 100 queries a second, most of the flows are left for others.
+const dnsIdle = time.Second
 
 // namesMost is how many names a sandbox has addresses of at a time.
 const namesMost = 4096
@@ -42,6 +47,9 @@ type door struct {
 	udp     *rate.Limiter // of new UDP flows
 	link    *links.Door
 
+	bytes    *bytes
+	refusals refusals
+
 	crossings crossings
 	rules     atomic.Pointer[rules]
 }
@@ -50,6 +58,14 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d := &door{g: g, sandbox: w.Sandbox, udp: rate.NewLimiter(udpRate, 2*udpRate)}
 	r := rules(w.Rules)
 	d.rules.Store(&r)
+	budgets := g.start.Budgets
+	d.bytes = newBytes(budgets.Bytes, w.Used, func(used int64) {
+		g.server.Note(wire.MethodUsed, wire.Used{Sandbox: d.sandbox, Bytes: used})
+	})
+	d.refusals.tell = func(r wire.Refused) {
+		r.Sandbox = d.sandbox
+		g.server.Note(wire.MethodRefused, r)
+	}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -64,7 +80,7 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d.names.Bound = func(name string, place uint32) {
 		g.server.Note(wire.MethodBound, wire.Bound{Sandbox: d.sandbox, Binding: wire.Binding{Name: name, Place: place}})
 	}
-	d.dns = dns.New(dns.Config{Judge: d, Resolver: g.upstream, Names: d.names})
+	d.dns = dns.New(dns.Config{Judge: d, Resolver: resolver{d}, Names: d.names, Idle: dnsIdle})
 	d.router = g.upstream.Router(d.dns.Lookup)
 	if d.secrets, err = inject.New(inject.Config{Secrets: g.secrets(w), Use: d.use, Refused: d.misused, Wanted: wanted}); err != nil {
 		return nil, err
@@ -73,12 +89,16 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
 		Wrap:           func(next http.RoundTripper) http.RoundTripper { return d.secrets.Wrap(transform{d, next}) },
 		EncodedSlashes: true, // control decides both ways to read them
-		Limits:         web.Limits{RequestsPerMinute: g.start.RequestsMin},
+		Limits:         web.Limits{RequestsPerMinute: budgets.Requests, AnswerBytes: budgets.Answer},
+		Limited:        func() { d.refusals.add(wire.BudgetRequests) },
 	})
 	if err != nil {
 		return nil, err
 	}
-	d.link, err = links.Open(f, links.Config{MaxFlows: g.start.FlowsMost, UDP: func(netip.AddrPort) bool { return true }}, d)
+	d.link, err = links.Open(f, links.Config{
+		MaxFlows: budgets.Flows, Refused: func() { d.refusals.add(wire.BudgetFlows) },
+		UDP: func(netip.AddrPort) bool { return true },
+	}, d)
 	return d, err
 }
 
@@ -106,6 +126,7 @@ func (d *door) close() {
 	if d.dns != nil {
 		d.dns.Close()
 	}
+	d.refusals.close()
 }
 
 const (
@@ -146,9 +167,31 @@ func (d *door) ask(ctx context.Context, method string, a wire.Attempt) (wire.Ver
 	return v, err
 }
 
-// Judge implements dns.Judge.
+// resolver looks names up while anything may cross.
+type resolver struct{ d *door }
+
+// Lookup implements dns.Resolver.
+func (r resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	if r.d.bytes.spent() != nil {
+		return []netip.Addr{netip.IPv4Unspecified()}, nil // the name exists; nothing is sent there
+	}
+	return r.d.g.upstream.Lookup(ctx, name)
+}
+
+// Judge implements dns.Judge. Names are a way out, too: they count, and are not
+// looked up any more when nothing else crosses. Those that have addresses in the
+// sandbox keep them, so that a request is told why it is denied.
 func (d *door) Judge(ctx context.Context, name, kind string) error {
-	v, err := d.ask(ctx, wire.MethodCross, wire.Attempt{Action: "dns:resolve", Host: name, Type: kind})
+	if d.bytes.spent() != nil && d.names.Known(name) {
+		return nil // nothing of it leaves the host
+	}
+	a := wire.Attempt{Action: "dns:resolve", Host: name, Type: kind}
+	if d.bytes.take(len(name)) < len(name) {
+		over := d.exhaust()
+		d.exhausted(ctx, a)
+		return &airlock.Error{Code: airlock.Exhausted, Message: over.Reason, Hint: over.Ask}
+	}
+	v, err := d.ask(ctx, wire.MethodCross, a)
 	if err == nil && !v.Permit {
 		err = airlock.Errorf(airlock.Denied, "%s", v.Reason)
 	}
@@ -157,6 +200,9 @@ func (d *door) Judge(ctx context.Context, name, kind string) error {
 
 // Admit implements web.Judge.
 func (d *door) Admit(ctx context.Context, host string, port uint16) (web.Mode, error) {
+	if d.bytes.spent() != nil {
+		return web.Any, nil // nothing crosses, and requests are told why
+	}
 	a := wire.Attempt{Action: "net:connect", Host: host, Port: port, Protocol: "tcp"}
 	routes, err := d.Routes(ctx, "tcp", host, port)
 	switch denied, ok := errors.AsType[*web.Denied](err); {
@@ -207,6 +253,10 @@ func (d *door) Cross(ctx context.Context, r web.Request) (web.Permit, error) {
 
 // cross has an attempt decided and recorded.
 func (d *door) cross(ctx context.Context, a wire.Attempt) (*permit, error) {
+	if over := d.bytes.spent(); over != nil {
+		d.exhausted(ctx, a)
+		return nil, over
+	}
 	p := &permit{d: d}
 	d.crossings.begin()
 	v, err := d.ask(ctx, wire.MethodCross, a)
@@ -225,7 +275,28 @@ func (d *door) cross(ctx context.Context, a wire.Attempt) (*permit, error) {
 // Refused implements web.Judge.
 func (d *door) Refused(ctx context.Context, r web.Request, denied *web.Denied) {
 	a := d.attempt(r)
+	if denied == d.bytes.over {
+		d.exhausted(ctx, a)
+		return
+	}
 	a.Refused = denied.Reason
+	d.ask(context.WithoutCancel(ctx), wire.MethodCross, a)
+}
+
+// exhaust breaks off what is open: all bytes are used up.
+func (d *door) exhaust() *web.Denied {
+	d.crossings.revokeAll(d.bytes.over)
+	return d.bytes.over
+}
+
+// exhausted denies an attempt for want of bytes. Only few are recorded with
+// what was tried; the others are counted.
+func (d *door) exhausted(ctx context.Context, a wire.Attempt) {
+	if !d.bytes.record.Allow() {
+		d.refusals.add(wire.BudgetBytes)
+		return
+	}
+	a.Refused = d.bytes.over.Reason
 	d.ask(context.WithoutCancel(ctx), wire.MethodCross, a)
 }
 
@@ -252,6 +323,7 @@ type crossings struct {
 	// early are those that were revoked before it was known here that they had
 	// been permitted.
 	early map[uint64]bool
+	over  *web.Denied // why all are revoked, and will be
 }
 
 func (c *crossings) begin() {
@@ -269,7 +341,9 @@ func (c *crossings) began(p *permit, permitted bool) {
 			c.open = map[uint64]*permit{}
 		}
 		c.open[p.event] = p
-		p.revoked = c.early[p.event]
+		if p.revoked = c.over; c.early[p.event] {
+			p.revoked = revoked
+		}
 	}
 	if c.asking--; c.asking == 0 {
 		c.early = nil
@@ -282,16 +356,29 @@ func (c *crossings) revoke(events []uint64) {
 	for _, event := range events {
 		switch p := c.open[event]; {
 		case p != nil:
-			if !p.revoked && p.stop != nil {
-				go p.stop()
-			}
-			p.revoked = true
+			p.revoke(revoked)
 		case c.asking > 0:
 			if c.early == nil {
 				c.early = map[uint64]bool{}
 			}
 			c.early[event] = true
 		}
+	}
+}
+
+// revoked is why a crossing ends that the server names: its log knows more.
+var revoked = &web.Denied{Reason: "what had permitted it was changed, and denies it now"}
+
+// revokeAll revokes what is open, and what begins later.
+func (c *crossings) revokeAll(why *web.Denied) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over != nil {
+		return
+	}
+	c.over = why
+	for _, p := range c.open {
+		p.revoke(why)
 	}
 }
 
@@ -303,18 +390,43 @@ type permit struct {
 	inject  []string // the secrets that policies want put in
 
 	// Both belong to crossings.
-	revoked bool
-	stop    func()
+	revoked *web.Denied // why it was
+	stop    func(why *web.Denied)
+}
+
+// revoke is called with the crossings' lock.
+func (p *permit) revoke(why *web.Denied) {
+	if p.revoked == nil {
+		if p.revoked = why; p.stop != nil {
+			go p.stop(why)
+		}
+	}
 }
 
 // OnRevoke implements web.Revocable.
-func (p *permit) OnRevoke(stop func()) {
+func (p *permit) OnRevoke(stop func(why *web.Denied)) {
 	c := &p.d.crossings
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p.stop = stop; p.revoked {
-		go stop()
+	if p.stop = stop; p.revoked != nil {
+		go stop(p.revoked)
 	}
+}
+
+// ended is why it does not go on, or nil.
+func (p *permit) ended() *web.Denied {
+	c := &p.d.crossings
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return p.revoked
+}
+
+// Passed implements web.Metered.
+func (p *permit) Passed(n int) (fits int, why *web.Denied) {
+	if fits = p.d.bytes.take(n); fits < n {
+		why = p.d.exhaust()
+	}
+	return fits, why
 }
 
 // use decides and records the use of a secret.
@@ -352,8 +464,14 @@ func (p *permit) End(status int, out, in int64, err error) {
 	p.d.crossings.mu.Lock()
 	delete(p.d.crossings.open, p.event)
 	p.d.crossings.mu.Unlock()
-	e := wire.End{Sandbox: p.d.sandbox, Event: p.event, Status: status, BytesOut: out, BytesIn: in}
+	e := wire.End{Sandbox: p.d.sandbox, Event: p.event, Status: status, BytesOut: out, BytesIn: in, Used: p.d.bytes.used.Load()}
 	if err != nil {
+		switch denied, _ := errors.AsType[*web.Denied](err); {
+		case denied == p.d.bytes.over:
+			e.Code = airlock.Exhausted
+		case airlock.CodeOf(err) == airlock.TooLarge:
+			e.Code = airlock.TooLarge
+		}
 		e.Error = err.Error()
 		e.Error = e.Error[:min(len(e.Error), 500)]
 	}
@@ -363,8 +481,14 @@ func (p *permit) End(status int, out, in int64, err error) {
 // Routes implements web.Router. A name that the sandbox told us otherwise than
 // by DNS, as to a proxy, would be a way out as well: it is decided like one.
 func (d *door) Routes(ctx context.Context, scheme, host string, port uint16) ([]web.Route, error) {
+	if over := d.bytes.spent(); over != nil {
+		return nil, over
+	}
 	if _, err := netip.ParseAddr(host); err != nil && !d.names.Known(host) {
 		if err := d.Judge(ctx, host, "A"); err != nil {
+			if over := d.bytes.spent(); over != nil {
+				return nil, over
+			}
 			return nil, unresolved(err)
 		}
 		if _, _, err := d.names.Bind(host); err != nil {

@@ -35,7 +35,7 @@ func TestRules(t *testing.T) {
 // waits is a permit's stop that tells when it was called.
 func waits(p *permit) chan struct{} {
 	stopped := make(chan struct{}, 2)
-	p.OnRevoke(func() { stopped <- struct{}{} })
+	p.OnRevoke(func(*web.Denied) { stopped <- struct{}{} })
 	return stopped
 }
 
@@ -98,7 +98,7 @@ func TestRevokeWhileMoreBegin(t *testing.T) {
 		all.Go(func() {
 			p := &permit{d: d, event: event}
 			d.crossings.began(p, true)
-			p.OnRevoke(func() { revoked <- struct{}{} })
+			p.OnRevoke(func(*web.Denied) { revoked <- struct{}{} })
 		})
 		all.Go(func() { d.crossings.revoke([]uint64{event}) })
 	}

@@ -31,7 +31,11 @@ func (d *door) UDP(ctx context.Context, f *links.Datagrams) {
 		}
 		return
 	}
-	if slices.Contains(own, to.Addr()) || !d.udp.Allow() {
+	if slices.Contains(own, to.Addr()) {
+		return
+	}
+	if !d.udp.Allow() {
+		d.refusals.add(wire.BudgetFlows)
 		return
 	}
 	host := to.Addr().String()
@@ -40,6 +44,10 @@ func (d *door) UDP(ctx context.Context, f *links.Datagrams) {
 		host = name
 	}
 	a := wire.Attempt{Action: "net:connect", Host: host, Port: to.Port(), Protocol: "udp"}
+	if d.bytes.spent() != nil {
+		d.exhausted(ctx, a)
+		return
+	}
 	route, err := d.routeUDP(ctx, &a)
 	if err != nil {
 		return
@@ -50,10 +58,13 @@ func (d *door) UDP(ctx context.Context, f *links.Datagrams) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p.OnRevoke(cancel)
-	var out, in atomic.Int64
-	err = relayUDP(ctx, f, netip.AddrPortFrom(route.IP, route.Port), &out, &in)
-	p.End(0, out.Load(), in.Load(), err)
+	p.OnRevoke(func(*web.Denied) { cancel() })
+	way := datagrams{p: p}
+	err = way.relay(ctx, f, netip.AddrPortFrom(route.IP, route.Port))
+	if why := p.ended(); why != nil {
+		err = why
+	}
+	p.End(0, way.out.Load(), way.in.Load(), err)
 }
 
 // routeUDP finds where an attempt leads, and records it if that is nowhere.
@@ -78,8 +89,14 @@ func (d *door) routeUDP(ctx context.Context, a *wire.Attempt) (web.Route, error)
 	return routes[0], nil
 }
 
-// relayUDP carries datagrams until the flow is over.
-func relayUDP(ctx context.Context, f *links.Datagrams, to netip.AddrPort, out, in *atomic.Int64) error {
+// datagrams are what passes in one flow, and how many bytes.
+type datagrams struct {
+	p       *permit
+	out, in atomic.Int64
+}
+
+// relay carries them until the flow is over.
+func (d *datagrams) relay(ctx context.Context, f *links.Datagrams, to netip.AddrPort) error {
 	up, err := new(net.Dialer).DialContext(ctx, "udp", to.String())
 	if err != nil {
 		return err
@@ -94,21 +111,24 @@ func relayUDP(ctx context.Context, f *links.Datagrams, to netip.AddrPort, out, i
 	defer stop()
 	var back sync.WaitGroup
 	back.Go(func() {
-		copyDatagrams(c, up, in)
+		d.copy(c, up, &d.in)
 		c.Close() // what is gone there is gone here
 	})
-	copyDatagrams(up, c, out)
+	d.copy(up, c, &d.out)
 	up.Close()
 	back.Wait()
 	return nil
 }
 
-func copyDatagrams(to, from net.Conn, count *atomic.Int64) {
+func (d *datagrams) copy(to, from net.Conn, count *atomic.Int64) {
 	buf := make([]byte, datagramMost)
 	for {
 		n, err := from.Read(buf)
 		if err != nil {
 			return
+		}
+		if fits, _ := d.p.Passed(n); fits < n {
+			return // half of a datagram is none; all that is open is being revoked
 		}
 		count.Add(int64(n))
 		if _, err := to.Write(buf[:n]); err != nil && errors.Is(err, net.ErrClosed) {

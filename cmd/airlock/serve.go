@@ -214,6 +214,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	defer sandboxes.Close(false)
 	if err := sandboxes.Recover(ctx); err != nil {
 		return err
 	}
@@ -372,7 +373,7 @@ func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root,
 	}
 	return process.Start(ctx, process.Config{
 		Name: gatewayName, UID: airlock.GatewayUser, Env: gatewayEnv(), Stderr: stderr, Decider: decider, Log: log,
-		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves, Secrets: all},
+		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves, Secrets: all, Budgets: wire.Budgets(o.Network)},
 	})
 }
 

@@ -83,6 +83,9 @@ type Config struct {
 	// What it rules out, and all if it is nil, is answered with ICMP port
 	// unreachable, so that who tries QUIC falls back without waiting.
 	UDP func(to netip.AddrPort) bool
+	// Refused, if it is given, is told of each flow that is over MaxFlows. It
+	// holds up the door, and must return at once.
+	Refused func()
 
 	TCPIdle   time.Duration // when a TCP flow without any traffic is reset: 1 h
 	UDPIdle   time.Duration // when a UDP flow without any is over: 60 s
@@ -375,6 +378,9 @@ func (d *Door) reserve(f killable) bool {
 	}
 	if len(d.flows) >= d.cfg.MaxFlows {
 		d.refused.Add(1)
+		if d.cfg.Refused != nil {
+			d.cfg.Refused()
+		}
 		return false
 	}
 	d.flows[f] = true

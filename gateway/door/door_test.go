@@ -376,7 +376,8 @@ func TestDeadlines(t *testing.T) {
 
 func TestFlowBudget(t *testing.T) {
 	block := make(chan bool)
-	d, end := open(t, Config{MaxFlows: 5, Linger: 50 * time.Millisecond, UDP: anyUDP}, handler{
+	var refused atomic.Int64
+	d, end := open(t, Config{MaxFlows: 5, Refused: func() { refused.Add(1) }, Linger: 50 * time.Millisecond, UDP: anyUDP}, handler{
 		tcp: func(_ context.Context, f *Flow) {
 			if f.To().Port() == 80 {
 				if _, err := f.Accept(); err != nil {
@@ -406,8 +407,8 @@ func TestFlowBudget(t *testing.T) {
 	if err := unreachable(u); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("one more of UDP: %v", err)
 	}
-	if s := d.Stats(); s.Flows != 5 || s.Refused != 4 {
-		t.Errorf("%+v", s)
+	if s := d.Stats(); s.Flows != 5 || s.Refused != 4 || refused.Load() != 4 {
+		t.Errorf("%+v, told of %d", s, refused.Load())
 	}
 	close(block)
 	eventually(t, "room again", func() bool { return d.Stats().Flows == 0 })

@@ -30,6 +30,10 @@ type Decider interface {
 	Admit(ctx context.Context, a wire.Attempt) wire.Verdict
 	Cross(ctx context.Context, a wire.Attempt) wire.Verdict
 	End(e wire.End)
+	// Used tells how much of its bytes a sandbox has used, and Refused how much
+	// was refused for a budget and not asked about.
+	Used(u wire.Used)
+	Refused(r wire.Refused)
 	// Broken says that the gateway ended: nothing that it was permitted goes on.
 	Broken()
 }
@@ -83,6 +87,14 @@ func (h *held) bound(b wire.Binding) {
 		h.bytes -= len(h.door.Names[0].Name) + 32
 		h.door.Names = h.door.Names[1:]
 	}
+}
+
+// used remembers how many bytes a sandbox has used; the next process goes on
+// from there.
+func (h *held) used(n int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.door.Used = max(h.door.Used, n)
 }
 
 // callTimeout is for what the process does at once.
@@ -294,9 +306,9 @@ func (g *Gateway) Set(ctx context.Context, d wire.Door) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	d.Names = nil // of the process, which tells of them
-	names := h.door.Names
+	names, used := h.door.Names, h.door.Used
 	h.door = d
-	h.door.Names = names
+	h.door.Names, h.door.Used = names, used
 	if peer == nil {
 		return nil
 	}
@@ -346,6 +358,13 @@ func (g *Gateway) Drop(sandbox string) {
 	}
 }
 
+// held is a door, or nil.
+func (g *Gateway) held(sandbox string) *held {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.doors[sandbox]
+}
+
 // handle answers the process.
 func (g *Gateway) handle(ctx context.Context, method string, body []byte, f *os.File) (any, error) {
 	if f != nil {
@@ -367,12 +386,26 @@ func (g *Gateway) handle(ctx context.Context, method string, body []byte, f *os.
 		if err := json.Unmarshal(body, &b); err != nil {
 			return nil, fmt.Errorf("read a binding: %w", err)
 		}
-		g.mu.Lock()
-		h := g.doors[b.Sandbox]
-		g.mu.Unlock()
-		if h != nil {
+		if h := g.held(b.Sandbox); h != nil {
 			h.bound(b.Binding)
 		}
+		return nil, nil
+	case wire.MethodUsed:
+		var u wire.Used
+		if err := json.Unmarshal(body, &u); err != nil {
+			return nil, fmt.Errorf("read what is used: %w", err)
+		}
+		g.cfg.Decider.Used(u)
+		if h := g.held(u.Sandbox); h != nil {
+			h.used(u.Bytes)
+		}
+		return nil, nil
+	case wire.MethodRefused:
+		var r wire.Refused
+		if err := json.Unmarshal(body, &r); err != nil {
+			return nil, fmt.Errorf("read what was refused: %w", err)
+		}
+		g.cfg.Decider.Refused(r)
 		return nil, nil
 	case wire.MethodEnd:
 		var e wire.End
@@ -380,6 +413,9 @@ func (g *Gateway) handle(ctx context.Context, method string, body []byte, f *os.
 			return nil, fmt.Errorf("read an end: %w", err)
 		}
 		g.cfg.Decider.End(e)
+		if h := g.held(e.Sandbox); h != nil {
+			h.used(e.Used)
+		}
 		return nil, nil
 	}
 	return nil, airlock.Errorf(airlock.Unimplemented, "the server does not know %.40q", method)

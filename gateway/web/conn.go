@@ -22,7 +22,6 @@ const (
 var (
 	errGone    = errors.New("the sandbox broke the connection off")
 	errStalled = errors.New("nothing was sent either way for too long")
-	errRevoked = &Denied{Reason: "what had permitted it was changed, and denies it now"}
 )
 
 // revokeGrace is how long what is revoked may take to end by itself.
@@ -174,6 +173,8 @@ type crossing struct {
 	began   time.Time
 	err     atomic.Pointer[error] // the first
 	status  int
+	// withdrawn says that the permit was, and nothing more is read from the client.
+	withdrawn atomic.Bool
 
 	mu    sync.Mutex
 	timer *time.Timer // of watch
@@ -183,9 +184,24 @@ type crossing struct {
 
 func newCrossing(p Permit) *crossing { return &crossing{permit: p, began: time.Now()} }
 
-func (x *crossing) passed(count *atomic.Int64, n int) {
-	count.Add(int64(n))
+// passed counts n bytes that are about to pass, less what does not fit.
+func (x *crossing) passed(count *atomic.Int64, n int) (fits int, why *Denied) {
+	fits, why = x.take(n)
+	count.Add(int64(fits))
 	x.last.Store(int64(time.Since(x.began)))
+	return fits, why
+}
+
+// take asks a Metered permit whether n bytes may pass.
+func (x *crossing) take(n int) (fits int, why *Denied) {
+	m, ok := x.permit.(Metered)
+	if !ok {
+		return n, nil
+	}
+	if fits, why = m.Passed(n); why != nil {
+		x.fail(why)
+	}
+	return fits, why
 }
 
 // watch calls stalled once if no byte passes for idle. It is not called after end.
@@ -209,19 +225,20 @@ func (x *crossing) watch(idle time.Duration, stalled func()) {
 
 // revocable calls stop once the permit is withdrawn, and cut if it has not
 // ended soon after that. Neither is called after end.
-func (x *crossing) revocable(stop, cut func()) {
+func (x *crossing) revocable(stop func(why *Denied), cut func()) {
 	p, ok := x.permit.(Revocable)
 	if !ok {
 		return
 	}
-	p.OnRevoke(func() {
+	p.OnRevoke(func(why *Denied) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		if x.over {
 			return
 		}
-		x.fail(errRevoked)
-		stop()
+		x.fail(why)
+		x.withdrawn.Store(true)
+		stop(why)
 		x.cut = time.AfterFunc(revokeGrace, func() {
 			x.mu.Lock()
 			defer x.mu.Unlock()
@@ -267,7 +284,7 @@ func (d *Door) relay(c, up *conn, x *crossing) {
 	abort := func() { c.abort(); up.abort() }
 	broken := context.AfterFunc(c.ctx, abort)
 	x.watch(d.limits.Idle, abort)
-	x.revocable(abort, abort)
+	x.revocable(func(*Denied) { abort() }, abort)
 	var out sync.WaitGroup
 	out.Go(func() { x.copy(up, c, &x.out) })
 	x.copy(c, up, &x.in)
@@ -286,8 +303,12 @@ func (x *crossing) copy(to, from *conn, count *atomic.Int64) {
 		n, err := from.Read(buf)
 		full := n == len(buf) && n < relayMost
 		if n > 0 {
-			x.passed(count, n)
-			if _, err := to.Write(buf[:n]); err != nil {
+			fits, why := x.passed(count, n)
+			_, err := to.Write(buf[:fits])
+			if err == nil && why != nil {
+				err = why
+			}
+			if err != nil { // what did not fit is no end
 				x.fail(err)
 				from.abort()
 				to.abort()

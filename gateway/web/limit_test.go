@@ -113,6 +113,8 @@ func TestRate(t *testing.T) {
 	w := newWorld(t)
 	a := w.name("one.test", map[uint16]string{80: w.upstream(echo, false, "")})
 	w.cfg.Limits = Limits{RequestsPerMinute: 30} // three at once, of which a flow is one
+	limited := make(chan struct{}, 10)
+	w.cfg.Limited = func() { limited <- struct{}{} }
 	w.open()
 	c := w.at(a, 80)
 	r := bufio.NewReader(c)
@@ -124,6 +126,7 @@ func TestRate(t *testing.T) {
 	if _, err := w.at(a, 80).Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("one flow too many: %v, want a reset", err)
 	}
+	want(t, "refused", len(limited), 2)
 }
 
 // Whoever is slow, on either side, is waited for a bounded time.

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"airlock.dev/airlock"
 )
 
 // routeLife is how long a connection keeps to the address that was picked for
@@ -30,9 +32,9 @@ const headerLine = 32
 const routesMost = 3
 
 var (
-	errBodyTooLarge   = errors.New("the request's body is larger than this sandbox may send")
-	errAnswerTooLarge = errors.New("the answer is larger than this sandbox may receive")
-	errEarlyTooLarge  = errors.New("the headers before the answer are larger than this sandbox may receive")
+	errBodyTooLarge   = airlock.Errorf(airlock.TooLarge, "the request's body is larger than this sandbox may send")
+	errAnswerTooLarge = airlock.Errorf(airlock.TooLarge, "the answer is larger than this sandbox may receive")
+	errEarlyTooLarge  = airlock.Errorf(airlock.TooLarge, "the headers before the answer are larger than this sandbox may receive")
 )
 
 // target is what a permitted request goes to.
@@ -97,6 +99,7 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serve is ServeHTTP for every version.
 func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.ResponseController) {
 	if !d.rate.Allow() {
+		d.limited()
 		w.Header().Set("Retry-After", "1")
 		deny(w, r, &Denied{Status: http.StatusTooManyRequests, Reason: fmt.Sprintf("the sandbox makes more than %d requests per minute", d.limits.RequestsPerMinute), Ask: "make them more slowly"})
 		return
@@ -106,6 +109,7 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.R
 		return
 	}
 	if !d.enter() {
+		d.limited()
 		w.Header().Set("Retry-After", "1")
 		deny(w, r, &Denied{Status: http.StatusTooManyRequests, Reason: fmt.Sprintf("the sandbox has %d requests under way and that is the most", d.limits.Requests), Ask: "wait for some to end"})
 		return
@@ -189,7 +193,7 @@ func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stop f
 	}()
 	t.watch(d.limits.Idle, func() { stop(errStalled) })
 	c, rc, major := r.Context().Value(connKey{}).(*conn), http.NewResponseController(w), r.ProtoMajor
-	t.revocable(func() { stop(errRevoked) }, func() {
+	t.revocable(func(why *Denied) { stop(why) }, func() {
 		// The client does not read, or is not answered in HTTP any more.
 		if major == 1 {
 			c.abort()
@@ -213,11 +217,26 @@ func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stop f
 		}
 		return nil
 	}}))
+	if _, why := t.take(headerBytes(r.Header) + len(r.Method) + len(r.RequestURI)); why != nil {
+		deny(w, r, why)
+		t.status = why.status()
+		return
+	}
 	if r.Body != http.NoBody {
-		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge}
+		t.body = &meter{ReadCloser: r.Body, x: t.crossing, count: &t.crossing.out, left: d.limits.BodyBytes, over: errBodyTooLarge, trailer: r.Trailer}
 		r.Body = t.body
 	}
 	d.proxy.ServeHTTP(w, r)
+}
+
+// headerBytes is about how long a header is.
+func headerBytes(h http.Header) (n int) {
+	for k, vs := range h {
+		for _, v := range vs {
+			n += len(k) + len(v) + len(": \r\n")
+		}
+	}
+	return n
 }
 
 func (d *Door) enter() bool {
@@ -552,6 +571,9 @@ func answered(res *http.Response) error {
 	res.Header.Del(headerDenied)
 	res.Header.Del(headerError)
 	res.Header.Del("Alt-Svc") // it would lead to places that nobody asked about
+	if _, why := t.take(headerBytes(res.Header)); why != nil {
+		return why
+	}
 	if res.ContentLength > d.limits.AnswerBytes && res.Request.Method != http.MethodHead {
 		return errAnswerTooLarge
 	}
@@ -583,7 +605,7 @@ func (d *Door) failed(w http.ResponseWriter, r *http.Request, err error) {
 	if err := t.failure(); errors.Is(err, errGone) || errors.Is(err, context.Canceled) {
 		panic(http.ErrAbortHandler) // nobody is there
 	}
-	if errors.Is(t.failure(), errRevoked) && r.ProtoMajor == 1 {
+	if t.withdrawn.Load() && r.ProtoMajor == 1 {
 		w.Header().Set("Connection", "close") // nothing more is read from it
 	}
 	t.status = failed(w, r, t.failure())
@@ -634,6 +656,8 @@ type meter struct {
 	left  int64
 	over  error
 	begun atomic.Bool // what was read can be sent once only
+	// trailer of a request is there when its body is over.
+	trailer http.Header
 }
 
 func (m *meter) Read(p []byte) (int, error) {
@@ -643,9 +667,16 @@ func (m *meter) Read(p []byte) (int, error) {
 	}
 	n, err := m.ReadCloser.Read(p)
 	if n > 0 {
-		m.x.passed(m.count, n)
+		fits, why := m.x.passed(m.count, n)
 		if m.left -= int64(n); m.left < 0 {
 			n, err = 0, m.over
+		} else if why != nil {
+			n, err = fits, why
+		}
+	}
+	if err == io.EOF {
+		if _, why := m.x.take(headerBytes(m.trailer)); why != nil {
+			err = why
 		}
 	}
 	if err != nil && err != io.EOF {
@@ -661,8 +692,11 @@ type upgraded struct {
 }
 
 func (u *upgraded) Write(p []byte) (int, error) {
-	n, err := u.w.Write(p)
-	u.x.passed(&u.x.out, n)
+	fits, why := u.x.passed(&u.x.out, len(p))
+	n, err := u.w.Write(p[:fits])
+	if err == nil && why != nil {
+		err = why
+	}
 	return n, err
 }
 

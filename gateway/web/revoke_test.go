@@ -24,16 +24,16 @@ type revocable struct {
 	Permit
 	mu      sync.Mutex
 	revoked bool
-	f       func()
+	f       func(*Denied)
 }
 
-func (p *revocable) OnRevoke(f func()) {
+func (p *revocable) OnRevoke(f func(*Denied)) {
 	p.mu.Lock()
 	p.f = f
 	revoked := p.revoked
 	p.mu.Unlock()
 	if revoked {
-		go f()
+		go f(withdrawn)
 	}
 }
 
@@ -43,9 +43,11 @@ func (p *revocable) revoke() {
 	p.revoked = true
 	p.mu.Unlock()
 	if f != nil {
-		f()
+		f(withdrawn)
 	}
 }
+
+var withdrawn = &Denied{Reason: "it was withdrawn"}
 
 func (w *revoking) Cross(ctx context.Context, r Request) (Permit, error) {
 	p, err := w.world.Cross(ctx, r)

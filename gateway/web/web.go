@@ -109,8 +109,18 @@ type Permit interface {
 type Revocable interface {
 	Permit
 	// OnRevoke has f called, at most once and in a goroutine of its own, when
-	// the permit is withdrawn, or at once if it was.
-	OnRevoke(f func())
+	// the permit is withdrawn, or at once if it was. The reason is told to the
+	// client if nothing else was told yet, and to End.
+	OnRevoke(f func(why *Denied))
+}
+
+// Metered is a Permit that also says how much may pass.
+type Metered interface {
+	Permit
+	// Passed takes n bytes that are about to pass, either way, from what is
+	// left; more than fits do not pass, and the crossing ends with the reason.
+	// Besides the bytes that End tells of, these are those of headers.
+	Passed(n int) (fits int, why *Denied)
 }
 
 // Route is where a connection will go: to one address.
@@ -182,8 +192,8 @@ func fill[T int | int64 | time.Duration](v *T, otherwise T) {
 	}
 }
 
-// Config says what a door's web is made of. All but Wrap, Limits, Own and
-// ProxyPort are needed.
+// Config says what a door's web is made of. All but Limited, Wrap, Limits, Own
+// and ProxyPort are needed.
 type Config struct {
 	Judge     Judge
 	Router    Router
@@ -200,6 +210,9 @@ type Config struct {
 	// EncodedSlashes says that the Judge looks at Request.Slashed. Otherwise
 	// paths with a slash within a segment are refused.
 	EncodedSlashes bool
+	// Limited, if it is given, is told of each flow and request that was refused
+	// and not recorded, because of Limits.RequestsPerMinute or Limits.Requests.
+	Limited func()
 	// Wrap returns the RoundTripper that requests go through after they were
 	// permitted; PermitOf tells their permits. It must not keep a response's body.
 	Wrap   func(http.RoundTripper) http.RoundTripper
@@ -338,6 +351,7 @@ func (d *Door) Serve(ctx context.Context, f Flow) {
 func (d *Door) begun(ctx context.Context, f Flow) (_ *conn, release func()) {
 	release = func() {}
 	if !d.rate.Allow() {
+		d.limited()
 		f.Refuse()
 		return nil, release
 	}
@@ -379,6 +393,12 @@ func (d *Door) begun(ctx context.Context, f Flow) (_ *conn, release func()) {
 		return d.sniff(c, mode), release
 	}
 	return nil, release
+}
+
+func (d *Door) limited() {
+	if d.cfg.Limited != nil {
+		d.cfg.Limited()
+	}
 }
 
 // admit asks the Judge how to treat connections to a place.

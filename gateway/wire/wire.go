@@ -11,6 +11,7 @@ package wire
 import (
 	"net/netip"
 
+	"airlock.dev/airlock"
 	"airlock.dev/airlock/gateway/inject"
 )
 
@@ -29,6 +30,9 @@ const (
 	MethodCross = "cross" // Attempt → Verdict; recorded when it returns
 	MethodEnd   = "end"   // End, a note
 	MethodBound = "bound" // Bound, a note
+
+	MethodUsed    = "used"    // Used, a note
+	MethodRefused = "refused" // Refused, a note
 )
 
 // Start is what a gateway must know before anything else.
@@ -40,8 +44,40 @@ type Start struct {
 	Secrets []inject.Secret `json:",omitempty"`
 	// ProxyResolves has the proxy of this machine resolve names; see package upstream.
 	ProxyResolves bool `json:",omitempty"`
-	FlowsMost     int  `json:",omitempty"` // of one door
-	RequestsMin   int  `json:",omitempty"` // requests per minute of one door
+	Budgets
+}
+
+// Budgets are what each door may use, by itself. 0 is the default.
+type Budgets struct {
+	Bytes    int64 `json:",omitempty"` // out of the sandbox and into it, together; 100 GiB
+	Flows    int   `json:",omitempty"` // at one time, TCP and UDP; 256
+	Requests int   `json:",omitempty"` // a minute, and connections; 6000
+	Answer   int64 `json:",omitempty"` // bytes of the body of one answer; 64 GiB
+}
+
+// Budget names one.
+type Budget string
+
+// The budgets that something is refused for and only counted.
+const (
+	BudgetBytes    Budget = "bytes"
+	BudgetFlows    Budget = "flows"
+	BudgetRequests Budget = "requests"
+)
+
+// Used tells how much of a sandbox's bytes is used up, each time when it is
+// one part in a hundred more, and when it is all.
+type Used struct {
+	Sandbox string
+	Bytes   int64
+}
+
+// Refused tells of what was refused for a budget without an attempt: once a
+// second for each, while there is any.
+type Refused struct {
+	Sandbox string
+	Budget  Budget
+	Count   int64
 }
 
 // Door is a sandbox's, and what the gateway must know of it.
@@ -51,6 +87,8 @@ type Door struct {
 	Rules   []Rule          `json:",omitempty"`
 	// Names are those that it was given addresses of, the oldest first.
 	Names []Binding `json:",omitempty"`
+	// Used is how many bytes it has sent and received before.
+	Used int64 `json:",omitempty"`
 }
 
 // Binding is a name that a sandbox was given addresses of.
@@ -135,4 +173,9 @@ type End struct {
 	BytesOut int64  `json:",omitempty"` // out of the sandbox
 	BytesIn  int64  `json:",omitempty"`
 	Error    string `json:",omitempty"` // what broke it off
+	// Code is that of the error, if it was for a budget: airlock.Exhausted for
+	// all bytes, airlock.TooLarge for those of one request or answer.
+	Code airlock.Code `json:",omitempty"`
+	// Used is how many bytes the sandbox has used by now.
+	Used int64 `json:",omitempty"`
 }
