@@ -280,3 +280,29 @@ func TestApprovalsAreBounded(t *testing.T) {
 		t.Errorf("verdicts: %v", reasons)
 	}
 }
+
+// What a client asks for can make more wait, but not choose who may approve
+// what the operator has held.
+func TestClientsDoNotChooseApprovers(t *testing.T) {
+	h := newHost(t)
+	h.ceiling(`
+		@id("ask") @hold("data-owners") permit (principal, action == Action::"http:request", resource) when { resource.name == "crm.example" };`)
+	sb, err := h.Create(t.Context(), airlock.Principal{Team: "alice", Role: airlock.Client, KeyID: "a"}, control.CreateRequest{Timeout: time.Minute, Profile: "internet", Policy: `
+		@id("mine") @hold("friends") permit (principal, action == Action::"http:request", resource);`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(chan wire.Verdict, 1)
+	go func() { out <- h.Cross(t.Context(), request(sb.ID, "crm.example", "93.184.216.34", "public", "GET")) }()
+	owner := airlock.Principal{Team: "data-owners", Role: airlock.Approver, KeyID: "d"}
+	friend := airlock.Principal{Team: "friends", Role: airlock.Approver, KeyID: "f"}
+	var all []control.Approval
+	for len(all) == 0 {
+		time.Sleep(time.Millisecond)
+		all = append(h.Approvals(owner), h.Approvals(friend)...)
+	}
+	if err := h.Decide(t.Context(), friend, all[0].ID, true, ""); airlock.CodeOf(err) != airlock.Denied {
+		t.Errorf("a friend of the client's approves what waits for the operator's data-owners: %v", err)
+		t.Logf("%+v", <-out)
+	}
+}

@@ -321,14 +321,18 @@ func described(c Call) string {
 }
 
 // obligations collects those of all permits: every mask, every secret, every
-// hold, and the smallest limit, in an order that does not depend on chance.
+// hold, and the smallest limit, in an order that does not depend on chance. Who
+// approves what the operator's policies hold, they say alone: a client's own hold
+// beside theirs would let people of its choice do it.
 func obligations(layers []layer) []Obligation {
 	var all []Obligation
 	var limit int64
 	for _, l := range layers {
+		held := slices.ContainsFunc(all, func(o Obligation) bool { return o.Kind == KindHold })
 		for _, p := range l.reasons {
 			for _, o := range p.obligations {
 				switch {
+				case o.Kind == KindHold && held: // by the layer before
 				case o.Kind != KindLimit:
 					if !slices.Contains(all, o) {
 						all = append(all, o)
