@@ -1,4 +1,5 @@
-// Package gatewaytest attacks and loads the parts of a sandbox's network together:
-// a guest in a userspace stack of its own, the door, DNS and the web, and servers
-// on loopback. It has tests only, and must not know policies or the audit log.
+// Package gatewaytest attacks what a sandbox's network is made of, all of it
+// together: a guest's TCP/IP on a wire, its door, DNS, the web, and the way of
+// the host to real servers on the loopback. It has tests only, and must not know
+// policies or the audit log.
 package gatewaytest

@@ -1,6 +1,3 @@
-// Package gatewaytest attacks what a sandbox's network is made of, all of it
-// together: a guest's TCP/IP on a wire, its door, DNS, the web, and the way of
-// the host to real servers on the loopback.
 package gatewaytest
 
 import (

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +30,8 @@ const (
 	// MaxMessage is how many bytes of JSON a message has at most. Both ends of
 	// the socket need a buffer for it.
 	MaxMessage = 256 << 10
+	// cancelGrace is how long a call that was given up may take to be answered.
+	cancelGrace = 2 * time.Second
 	// callsMost is how many calls of the other side are served at a time. More
 	// wait in the socket.
 	callsMost = 4096
@@ -83,7 +86,9 @@ func (p *Peer) Close() {
 
 // Call asks the other side, with a descriptor if f is not nil, and reads its
 // answer into out. An error of the other side is an *airlock.Error; if the
-// connection ends it is one with the code Unavailable.
+// connection ends it is one with the code Unavailable. When ctx ends the other
+// side is told, and its answer is still waited for, a moment: what it did
+// meanwhile the caller has to know.
 func (p *Peer) Call(ctx context.Context, method string, in any, f *os.File, out any) error {
 	reply := make(chan answer, 1)
 	p.mu.Lock()
@@ -99,20 +104,29 @@ func (p *Peer) Call(ctx context.Context, method string, in any, f *os.File, out 
 	if err := p.send(kindCall, id, method, in, f); err != nil {
 		return err
 	}
-	select {
-	case a := <-reply:
-		if a.err != nil || out == nil {
-			return a.err
+	given := ctx.Done()
+	var late <-chan time.Time
+	for {
+		select {
+		case a := <-reply:
+			if a.err != nil && ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if a.err != nil || out == nil {
+				return a.err
+			}
+			if err := json.Unmarshal(a.body, out); err != nil {
+				return fmt.Errorf("read the answer to %s: %w", method, err)
+			}
+			return nil
+		case <-given:
+			p.send(kindCancel, id, "", nil, nil)
+			given, late = nil, time.After(cancelGrace)
+		case <-late:
+			return ctx.Err()
+		case <-p.ctx.Done():
+			return gone(method)
 		}
-		if err := json.Unmarshal(a.body, out); err != nil {
-			return fmt.Errorf("read the answer to %s: %w", method, err)
-		}
-		return nil
-	case <-ctx.Done():
-		p.send(kindCancel, id, "", nil, nil)
-		return ctx.Err()
-	case <-p.ctx.Done():
-		return gone(method)
 	}
 }
 

@@ -216,3 +216,18 @@ func TestDescriptorsThatDoNotBelong(t *testing.T) {
 	p.Close()
 	a.Close()
 }
+
+// What the other side did before it heard that the call is given up, its caller
+// is told.
+func TestAnswerAfterGivingUp(t *testing.T) {
+	p := pair(t, func(ctx context.Context, _ string, _ []byte, _ *os.File) (any, error) {
+		<-ctx.Done()
+		return "done all the same", nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	var got string
+	if err := p.Call(ctx, "act", nil, nil, &got); err != nil || got != "done all the same" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
