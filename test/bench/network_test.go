@@ -154,7 +154,9 @@ func (n *network) upstream(cert tls.Certificate, root []byte) {
 		return s.Listener.Addr().String()
 	}
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		io.CopyBuffer(struct{ io.Writer }{io.Discard}, r.Body, make([]byte, 256<<10))
+		if r.Method == http.MethodPut {
+			io.CopyBuffer(struct{ io.Writer }{io.Discard}, r.Body, make([]byte, 256<<10))
+		}
 		size, err := strconv.ParseInt(r.URL.Path[1:], 10, 64)
 		if err != nil {
 			w.WriteHeader(http.StatusBadRequest)
