@@ -21,7 +21,7 @@ import (
 // pace is how far groups are apart at least, unless they are full or somebody
 // waits: each rewrites and syncs a few files, whatever its size, so that groups
 // of few events cost a busy server most of its time.
-const pace = 100 * time.Millisecond
+const pace = 250 * time.Millisecond
 
 // integrate brings durable events into the trees and the index, in order.
 func (l *Log) integrate(ctx context.Context) {
