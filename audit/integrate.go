@@ -18,8 +18,14 @@ import (
 	"crypto/ed25519"
 )
 
+// pace is how far groups are apart at least, unless they are full or somebody
+// waits: each rewrites and syncs a few files, whatever its size, so that groups
+// of few events cost a busy server most of its time.
+const pace = 250 * time.Millisecond
+
 // integrate brings durable events into the trees and the index, in order.
 func (l *Log) integrate(ctx context.Context) {
+	var began time.Time
 	for ctx.Err() == nil {
 		durable, more := l.wal.Durable()
 		if l.trees.Next() >= durable && l.index.Next() >= durable {
@@ -31,6 +37,15 @@ func (l *Log) integrate(ctx context.Context) {
 			}
 			continue
 		}
+		if wait := pace - time.Since(began); wait > 0 && durable < l.trees.Next()+groupMost && l.index.Next() >= l.trees.Next() {
+			select {
+			case <-time.After(wait):
+			case <-l.hurry:
+			case <-ctx.Done():
+				return
+			}
+		}
+		began = time.Now()
 		err := l.group(ctx)
 		l.mu.Lock()
 		failed := l.failure == nil && err != nil
@@ -136,6 +151,14 @@ func (l *Log) toIndex(ctx context.Context, from uint64, events [][]byte) error {
 	l.progressed()
 	l.mu.Unlock()
 	return nil
+}
+
+// soon has the next group taken in at once; who waits for it calls this each time.
+func (l *Log) soon() {
+	select {
+	case l.hurry <- struct{}{}:
+	default:
+	}
 }
 
 // progressed wakes who waits for the index; called with mu held.
@@ -300,6 +323,7 @@ func (l *Log) turned(ctx context.Context, closed wal.Ticket, next string) error 
 		if l.trees.Next() > closed.Seq() {
 			return l.openShard(ctx, next)
 		}
+		l.soon()
 		select {
 		case <-progress:
 		case <-ctx.Done():

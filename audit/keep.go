@@ -136,6 +136,7 @@ func (l *Log) CatchUp(ctx context.Context) error {
 		if failure != nil {
 			return behind("not all events can be looked up now", failure)
 		}
+		l.soon()
 		select {
 		case <-progress:
 		case <-ctx.Done():

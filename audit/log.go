@@ -107,6 +107,7 @@ type Log struct {
 	turn   sync.Mutex      // held by who changes the shard, drops one or erases
 	taking sync.Mutex      // held by who brings events into the index or begins it anew; after turn
 	again  chan struct{}   // of one: the index was begun anew
+	hurry  chan struct{}   // of one: somebody waits for the next group
 	life   context.Context // ends with Close: of what must be finished, whoever asked for it
 	stop   context.CancelFunc
 	wg     sync.WaitGroup

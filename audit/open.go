@@ -61,7 +61,7 @@ func Open(ctx context.Context, cfg Config) (_ *Log, err error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of the audit log: %w", err)
 	}
-	l := &Log{cfg: cfg, spent: map[spender]uint64{}, progress: make(chan struct{}), again: make(chan struct{}, 1)}
+	l := &Log{cfg: cfg, spent: map[spender]uint64{}, progress: make(chan struct{}), again: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.release(ctx))

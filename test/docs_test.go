@@ -97,6 +97,7 @@ var edges = map[string][]string{
 	"cmd/airlock-pkcs11":      {"keystore"},
 	"test":                    nil,
 	"test/bench":              nil,
+	"test/bench/load":         nil,
 }
 
 // owners are the only packages that may import a library.

@@ -35,6 +35,9 @@ const (
 	// callsMost is how many calls of the other side are served at a time. More
 	// wait in the socket.
 	callsMost = 4096
+	// idleMost is how long a goroutine waits for another call to serve. Its stack
+	// has grown to what a call takes by then, which a new one would have to do.
+	idleMost = 5 * time.Second
 )
 
 // Handler serves a call or a note of the other side, in a goroutine of its
@@ -47,6 +50,7 @@ type Peer struct {
 	conn   *net.UnixConn
 	handle Handler
 	serves chan struct{}
+	jobs   chan func() // to goroutines that are idle
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -66,7 +70,7 @@ type answer struct {
 // New serves a socket, which the Peer then owns. A nil handle refuses all calls.
 func New(conn *net.UnixConn, handle Handler) *Peer {
 	p := &Peer{
-		conn: conn, handle: handle, serves: make(chan struct{}, callsMost),
+		conn: conn, handle: handle, serves: make(chan struct{}, callsMost), jobs: make(chan func()),
 		waiting: map[uint64]chan answer{}, serving: map[uint64]context.CancelFunc{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -250,7 +254,7 @@ func (p *Peer) take(b []byte, f *os.File) bool {
 			p.serving[id] = cancel
 			p.mu.Unlock()
 		}
-		p.work.Go(func() {
+		p.serve(func() {
 			defer func() { cancel(); <-p.serves }()
 			out, err := p.handle(ctx, method, body, f)
 			if kind == kindNote {
@@ -295,6 +299,30 @@ func (p *Peer) take(b []byte, f *os.File) bool {
 		return false
 	}
 	return f == nil // only calls and notes bring one
+}
+
+// serve has a goroutine do a job: one that is idle, or a new one.
+func (p *Peer) serve(job func()) {
+	select {
+	case p.jobs <- job:
+		return
+	default:
+	}
+	p.work.Go(func() {
+		idle := time.NewTimer(idleMost)
+		defer idle.Stop()
+		for {
+			job()
+			idle.Reset(idleMost)
+			select {
+			case job = <-p.jobs:
+			case <-idle.C:
+				return
+			case <-p.ctx.Done():
+				return
+			}
+		}
+	})
 }
 
 // failure is an error on its way.

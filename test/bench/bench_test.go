@@ -47,8 +47,15 @@ type server struct {
 // serve starts a server.
 func serve(b *testing.B) server {
 	b.Helper()
+	return serveIn(b, nil)
+}
+
+// serveIn starts one with flags, by a command in front that becomes it.
+func serveIn(b *testing.B, in []string, flags ...string) server {
+	b.Helper()
 	dir := b.TempDir()
-	cmd := exec.Command(binary(b), "serve", "--listen", "127.0.0.1:0", "--data-dir", dir)
+	command := append(append(in[:len(in):len(in)], binary(b), "serve", "--listen", "127.0.0.1:0", "--data-dir", dir), flags...)
+	cmd := exec.Command(command[0], command[1:]...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	out, err := cmd.StdoutPipe()
