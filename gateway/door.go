@@ -87,7 +87,9 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	}
 	d.web, err = web.Open(web.Config{
 		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
-		Wrap:           func(next http.RoundTripper) http.RoundTripper { return d.secrets.Wrap(transform{d, next}) },
+		Wrap: func(next http.RoundTripper) http.RoundTripper {
+			return d.secrets.Wrap(d.secrets.Hide(transform{d, next}, d.ruled))
+		},
 		EncodedSlashes: true, // control decides both ways to read them
 		Limits:         web.Limits{RequestsPerMinute: budgets.Requests, AnswerBytes: budgets.Answer},
 		Limited:        func() { d.refusals.add(wire.BudgetRequests) },

@@ -34,7 +34,7 @@ func (r rules) of(host string) *wire.Rule {
 // was ended here and is begun anew with a host that proves its name: never in
 // the clear, and never to an address without a name, for rules have none.
 //
-// What hides secrets in answers is another RoundTripper, around this one.
+// What hides the values in answers is another RoundTripper, around this one.
 type transform struct {
 	d    *door
 	next http.RoundTripper
@@ -47,8 +47,8 @@ func (t transform) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // set returns a request with what the rules say for where it was decided to go.
 func (r rules) set(req *http.Request, to web.Request) *http.Request {
-	rule := r.of(to.Host)
-	if to.Scheme != "https" || rule == nil {
+	rule := r.at(to)
+	if rule == nil {
 		return req
 	}
 	out := req.WithContext(req.Context()) // a copy, with the same trailer
@@ -57,4 +57,22 @@ func (r rules) set(req *http.Request, to web.Request) *http.Request {
 		out.Header.Set(name, value)
 	}
 	return out
+}
+
+// at is the rule for a permitted request, or nil.
+func (r rules) at(to web.Request) *wire.Rule {
+	if to.Scheme != "https" {
+		return nil
+	}
+	return r.of(to.Host)
+}
+
+// ruled are the values that are set in a request, to be hidden in its answer.
+func (d *door) ruled(r *http.Request) (values []string) {
+	if rule := d.rules.Load().at(web.PermitOf(r.Context()).(*permit).request); rule != nil {
+		for _, v := range rule.Headers {
+			values = append(values, v)
+		}
+	}
+	return values
 }

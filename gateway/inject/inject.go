@@ -330,12 +330,16 @@ func (x *exchange) inject(p *plan, r, out *http.Request) {
 	u := *r.URL
 	u.RawQuery = join(p.parts, true)
 	out.URL = &u
-	// A part of an answer could be a part of the value, and one that is
-	// compressed cannot be looked at.
-	out.Header.Del("Range")
-	out.Header.Del("If-Range")
-	out.Header.Set("Accept-Encoding", "identity")
-	out.Header.Del("Grpc-Accept-Encoding")
+	whole(out.Header)
+}
+
+// whole asks for an answer that can be searched: a part of one could be a part
+// of the value, and one that is compressed cannot be looked at.
+func whole(h http.Header) {
+	h.Del("Range")
+	h.Del("If-Range")
+	h.Set("Accept-Encoding", "identity")
+	h.Del("Grpc-Accept-Encoding")
 }
 
 // traced returns the context of what is sent. Its body is looked at when there

@@ -786,3 +786,49 @@ func portOfURL(t *testing.T, raw string) uint16 {
 	}
 	return uint16(n)
 }
+
+// Values that somebody else sets are hidden in what comes back, too; short ones
+// are left, which are found by chance.
+func TestHide(t *testing.T) {
+	const token = "abcdefghijkl0123"
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Echo", r.Header.Get("Authorization"))
+		fmt.Fprintf(w, "%s %s %s %s", r.Header.Get("Authorization"), base64.StdEncoding.EncodeToString([]byte(token)), r.Header.Get("X-Env"), r.Header.Get("Range"))
+	}))
+	defer server.Close()
+	d, err := New(Config{Use: func(context.Context, Use) error { return nil }, Refused: func(context.Context, Use, *web.Denied) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := roundTripper(func(r *http.Request) (*http.Response, error) {
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", "Bearer "+token)
+		r.Header.Set("X-Env", "prod")
+		return server.Client().Transport.RoundTrip(r)
+	})
+	rt := d.Hide(set, func(*http.Request) []string { return []string{"Bearer " + token, "prod"} })
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Range", "bytes=0-3")
+	res, err := rt.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := string(body) + " " + res.Header.Get("X-Echo")
+	// The end of base64 has bits of what would follow the value.
+	encoded := base64.StdEncoding.EncodeToString([]byte(token))
+	if strings.Contains(got, token) || strings.Contains(got, encoded[:8]) || !strings.HasPrefix(got, "Bearer **************** ") || !strings.HasSuffix(got, " prod  Bearer ****************") {
+		t.Errorf("got %q", got)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
