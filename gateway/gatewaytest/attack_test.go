@@ -323,8 +323,8 @@ func TestBombs(t *testing.T) {
 				rw.Header().Set(fmt.Sprintf("X-%d", i), "x")
 			}
 		case "/early":
+			rw.Header().Set("Link", strings.Repeat("x", 100)) // once: net/http writes each from the same map
 			for range 20000 {
-				rw.Header().Set("Link", strings.Repeat("x", 100))
 				rw.WriteHeader(103)
 			}
 		case "/gzip":
