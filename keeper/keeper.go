@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -35,6 +36,11 @@ func Enter(name string, extra ...*os.File) (int, error) {
 	// The death signal is bound to the thread that starts the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	// What whoever started us left open is not for what we start: the gateway
+	// and sandboxes are other users.
+	if err := closeOnExec(); err != nil {
+		return 0, err
+	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = append([]string{name}, os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -65,6 +71,25 @@ func Enter(name string, extra ...*os.File) (int, error) {
 			return ws.ExitStatus(), nil
 		}
 	}
+}
+
+// closeOnExec has all descriptors but the standard ones end with this program.
+func closeOnExec() error {
+	const dir = "/proc/self/fd"
+	open, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list what is open: %w", err)
+	}
+	for _, entry := range open {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			return fmt.Errorf("list what is open: %w", err)
+		}
+		if fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return nil
 }
 
 func isTerminal(f *os.File) bool {

@@ -56,6 +56,8 @@ type policy struct {
 	actions     map[string]bool // that its scope can match; nil is all
 	obligations []Obligation
 	reason      string // what a denial says; of the policy's author
+
+	patternBytes int // of all its conditions with like
 }
 
 // remedy is what a denial by p says to do.
@@ -397,6 +399,7 @@ func check(name string, text []byte, c *cedar.Policy) (*policy, Problems) {
 		wrong(at.Column, at.Line, "write several policies", "%s", err)
 		return p, problems
 	}
+	p.patternBytes = patternBytes(tree)
 	scoped := *tree
 	scoped.Action = ast.ScopeTypeAll{}
 	p.scoped = cedar.NewPolicyFromAST((*cedarast.Policy)(&scoped))
@@ -535,6 +538,19 @@ func bounds(p *ast.Policy) error {
 		return fmt.Errorf("its conditions have more than %d parts", maxNodes)
 	}
 	return nil
+}
+
+// patternBytes is how long the patterns of a policy are together.
+func patternBytes(p *ast.Policy) (n int) {
+	for _, c := range p.Conditions {
+		ast.Inspect(ast.NewNode(c.Body), func(node ast.IsNode) bool {
+			if like, ok := node.(ast.NodeTypeLike); ok {
+				n += len(like.Value.MarshalCedar())
+			}
+			return true
+		})
+	}
+	return n
 }
 
 func flat(err error) []error {

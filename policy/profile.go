@@ -66,6 +66,12 @@ const maxNetworkEntries = 1000
 // maxRequest bounds a client's own policies, in bytes.
 const maxRequest = 64 << 10
 
+// maxPatterns bounds the patterns of like in a client's own policies, in bytes
+// together. To match one can take as many steps as it has bytes times those of
+// the text, which is the sandbox's: 64 KiB of them took half a second for each
+// request, of the server that decides for everybody.
+const maxPatterns = 4 << 10
+
 // FromRequest returns the policies of what a client asks for: a profile (empty
 // is DefaultProfile), policies of its own in Cedar's language (they may be
 // empty; if they are not, they are beside the profile offline unless another
@@ -150,12 +156,17 @@ func parseRequest(text string) (*Set, error) {
 	if err != nil {
 		return nil, airlock.Invalidf("policy", "check it with `airlock policy validate`", "%s", err)
 	}
+	patterns := 0
 	for _, p := range own.policies {
+		patterns += p.patternBytes
 		for _, o := range p.obligations {
 			if o.Kind == KindPass || o.Kind == KindInject {
 				return nil, airlock.Invalidf("policy", "leave it out: it is for the operator's policies", "policy %s has @%s", p.id, o.Kind)
 			}
 		}
+	}
+	if patterns > maxPatterns {
+		return nil, airlock.Invalidf("policy", fmt.Sprintf("use at most %d", maxPatterns), "the patterns of its conditions with like have %d bytes together", patterns)
 	}
 	return own, nil
 }

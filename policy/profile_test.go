@@ -197,6 +197,8 @@ func TestOwnPolicies(t *testing.T) {
 		{`@id("ports-answer") forbid (principal, action, resource);`, "ports-answer"},
 		{`permit (principal`, "policy:1"},
 		{strings.Repeat(" ", maxRequest+1), "policy has 65537 bytes"},
+		{`@id("x") permit (principal, action == Action::"http:request", resource) when { context.path like "*` + strings.Repeat("a", 4000) + `b*" };
+@id("y") permit (principal, action == Action::"http:request", resource) when { resource.name like "` + strings.Repeat("a", 90) + `*" };`, "the patterns of its conditions with like have 4098 bytes"},
 	} {
 		_, err := FromRequest("", c.text, airlock.Network{}, nil)
 		var e *airlock.Error
