@@ -45,6 +45,7 @@ type target struct {
 	out   http.Header // of the answer to the sandbox
 	body  *meter      // of the request; nil if there is none
 	last  bool        // there is no other way to go
+	h2    bool        // upstream may speak HTTP/2, as the client does
 
 	answered *atomic.Bool // upstream began to answer
 	again    bool         // it was not connected to, and the next route is to be tried
@@ -167,7 +168,7 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.R
 			deny(w, r, undecided(err))
 			return
 		}
-		t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header(), answered: &answered, last: i == len(routes)-1}
+		t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header(), answered: &answered, last: i == len(routes)-1, h2: r.ProtoMajor == 2}
 		stop := func(why error) {
 			cancel(why)
 			rc.SetReadDeadline(time.Unix(1, 0))
@@ -500,8 +501,8 @@ func (t *target) key() string {
 	if isAddress(host) {
 		kind, host = "address", strings.ReplaceAll(host, ":", "-")
 	}
-	if t.req.Upgrade != "" {
-		kind += "-upgrade"
+	if !t.h2 {
+		kind += "-1"
 	}
 	ip := t.route.IP.As16()
 	return fmt.Sprintf("%s.%x.%s:%d", kind, ip, host, t.route.Port)
@@ -521,9 +522,10 @@ func (d *Door) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	protocols := []string{"h2", "http/1.1"}
-	if t.req.Upgrade != "" {
-		protocols = []string{"http/1.1"} // only it has upgrades
+	// HTTP/1.1 has upgrades, and costs less than what multiplexes one request.
+	protocols := []string{"http/1.1"}
+	if t.h2 {
+		protocols = []string{"h2", "http/1.1"}
 	}
 	secure, err := d.secured(ctx, c, protocols)
 	if err != nil {
