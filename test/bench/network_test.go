@@ -89,7 +89,7 @@ when { resource.name == "` + upstreamName + `" && context.ip == ip("127.0.0.1") 
 	check(b, err)
 	b.Setenv("SSL_CERT_FILE", write("roots.pem", root)) // all that the gateway trusts
 	with := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, write("hosts", append(hosts, "\n127.0.0.1 "+upstreamName+"\n"...))}
-	s := serveIn(b, with, "--policies", policies, "--public-range", "127.0.0.1/32", "--request-budget", "1000000000", "--audit-budget", "1000000000")
+	s := serveIn(b, with, "--policies", policies, "--public-range", "127.0.0.1/32", "--net-requests", "1000000", "--net-bytes", "1000GiB", "--audit-budget", "1000000000")
 
 	load := filepath.Join(dir, "load")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", load, "./load")
