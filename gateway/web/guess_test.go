@@ -199,7 +199,7 @@ func TestAny(t *testing.T) {
 	t.Run("HTTPS", func(t *testing.T) {
 		for _, alpn := range [][]string{nil, {"http/1.1"}, {"other", "http/1.1"}} {
 			res, body := raw(t, w.tlsTo(a, 8443, "one.test", alpn...), "GET /x HTTP/1.1\r\nHost: one.test:8443\r\n\r\n")
-			want(t, fmt.Sprint(alpn), fmt.Sprint(res.StatusCode, " ", body), "200 HTTP/2.0 GET one.test:8443 /x")
+			want(t, fmt.Sprint(alpn), fmt.Sprint(res.StatusCode, " ", body), "200 HTTP/1.1 GET one.test:8443 /x")
 			log("log", "GET https://one.test:8443/x 203.0.113.7")
 			w.end()
 		}

@@ -65,7 +65,7 @@ func TestNextAddress(t *testing.T) {
 			res, body := answer(t, r)
 			want(t, "status", res.StatusCode, status)
 			if status == 200 {
-				want(t, "body", body, "HTTP/2.0 POST one.test /p hello")
+				want(t, "body", body, "HTTP/1.1 POST one.test /p hello")
 			}
 		}
 		c.Close()

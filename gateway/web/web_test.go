@@ -159,7 +159,7 @@ func TestHostsAgree(t *testing.T) {
 			res, body := answer(t, r)
 			want(t, tt.host, res.StatusCode, tt.want)
 			if tt.want == 200 {
-				want(t, tt.host, body, "HTTP/2.0 GET one.test /")
+				want(t, tt.host, body, "HTTP/1.1 GET one.test /")
 			}
 		}
 		want(t, "log", lines(w.took()...), lines(
@@ -225,13 +225,13 @@ func TestLiteralAddresses(t *testing.T) {
 	w.took()
 	res, body = raw(t, w.tlsTo(unknown, 443, "one.test"), "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
 	want(t, "by SNI", res.StatusCode, 200)
-	want(t, "by SNI", body, "HTTP/2.0 GET one.test /")
+	want(t, "by SNI", body, "HTTP/1.1 GET one.test /")
 	want(t, "log", lines(w.took()...), "GET https://one.test:443/ 203.0.113.7")
 
 	// Go sends no SNI for an address, and checks the certificate for it.
 	res, body = raw(t, w.tlsTo(unknown, 443, "192.0.2.9"), "GET / HTTP/1.1\r\nHost: 192.0.2.9\r\n\r\n")
 	want(t, "no SNI", res.StatusCode, 200)
-	want(t, "no SNI", body, "HTTP/2.0 GET 192.0.2.9 /")
+	want(t, "no SNI", body, "HTTP/1.1 GET 192.0.2.9 /")
 	res, _ = raw(t, w.tlsTo(unknown, 443, "192.0.2.9"), "GET / HTTP/1.1\r\nHost: one.test\r\n\r\n")
 	want(t, "no SNI, a name in Host", res.StatusCode, 421)
 
@@ -335,7 +335,7 @@ func TestProxy(t *testing.T) {
 	w.open()
 	proxy := netip.AddrPortFrom(gatewayAddr, 3128)
 
-	for _, h2 := range []bool{false, true} {
+	for version, h2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2.0": true} { // upstream has the client's
 		c := w.client(h2)
 		tr := c.Transport.(*http.Transport)
 		tr.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: proxy.String()})
@@ -347,7 +347,7 @@ func TestProxy(t *testing.T) {
 			{"http://one.test/a", 200, "HTTP/1.1 GET one.test /a"},
 			{"http://two.test/b", 200, "HTTP/1.1 GET two.test /b"},
 			{"http://one.test/no", 403, `{"code":403,"message":"no","policy":[]}` + "\n"},
-			{"https://one.test/c", 200, "HTTP/2.0 GET one.test /c"},
+			{"https://one.test/c", 200, version + " GET one.test /c"},
 			{"https://one.test/no", 403, `{"code":403,"message":"no","policy":[]}` + "\n"},
 		} {
 			res, body := get(t, c, tt.url)
