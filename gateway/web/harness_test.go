@@ -264,7 +264,7 @@ func (w *world) tryDial(to netip.AddrPort) (net.Conn, error) {
 	}
 	w.flows = append(w.flows, inner)
 	w.serving.Go(func() { w.door.Serve(context.Background(), flow{to, outer}) })
-	inner.SetDeadline(time.Now().Add(20 * time.Second))
+	inner.SetDeadline(time.Now().Add(2 * time.Minute))
 	return inner, nil
 }
 
@@ -280,7 +280,7 @@ func (w *world) client(h2 bool) *http.Client {
 		tr.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
 	}
 	w.t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 20 * time.Second}
+	return &http.Client{Transport: tr, Timeout: 2 * time.Minute}
 }
 
 // resolve is the sandbox's DNS.

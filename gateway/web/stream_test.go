@@ -469,7 +469,7 @@ func TestRaw(t *testing.T) {
 		c, err := l.Accept()
 		must(t, err)
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(2 * time.Minute))
 		return in, c.(*net.TCPConn)
 	}
 	t.Run("half-close", func(t *testing.T) {
