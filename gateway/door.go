@@ -143,6 +143,13 @@ func (d *door) TCP(ctx context.Context, f *links.Flow) {
 		d.web.Serve(ctx, flow{f})
 		return
 	}
+	// That a server elsewhere can be connected to says that it can be reached.
+	if to := f.To().Addr().Unmap(); !slices.Contains(own, to) {
+		if _, err := d.Admit(ctx, to.String(), portDNS); err != nil {
+			f.Refuse()
+			return
+		}
+	}
 	c, err := f.Accept()
 	if err != nil {
 		return

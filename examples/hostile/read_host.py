@@ -5,6 +5,7 @@ Prints what it found and ends with the number of finds.
 
 import os
 import socket
+import urllib.request
 
 found = []
 
@@ -34,6 +35,11 @@ def connect(family, address):
         return address
 
 
+def fetch(url):
+    with urllib.request.urlopen(url, timeout=5) as answer:  # a refusal is an OSError
+        return answer.read(80)
+
+
 for directory in ("/root", "/var/lib", "/var/log", "/boot", "/srv", "/mnt", "/media"):
     tries(f"list {directory}", lambda: os.listdir(directory))
 tries("homes of others", lambda: [d for d in os.listdir("/home") if d != "user"])
@@ -44,9 +50,10 @@ for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/containerd/contai
     tries(f"connect to {path}", lambda: connect(socket.AF_UNIX, path))
 tries("processes of the host", lambda: [p for p in os.listdir("/proc") if p.isdigit() and int(p) > 1 and os.readlink(f"/proc/{p}/ns/pid") != os.readlink("/proc/self/ns/pid")])
 tries("the host's file system through /proc/1/root", lambda: [d for d in os.listdir("/proc/1/root/root")])
-tries("the cloud's metadata service", lambda: connect(socket.AF_INET, ("169.254.169.254", 80)))
-tries("the internet", lambda: connect(socket.AF_INET, ("1.1.1.1", 443)))
-tries("an interface besides loopback", lambda: [name for _, name in socket.if_nameindex() if name != "lo"])
+tries("the cloud's metadata service", lambda: fetch("http://169.254.169.254/latest/meta-data/"))
+tries("a neighbour in a private network", lambda: fetch("http://10.0.0.3/"))
+tries("the gateway's own machine", lambda: connect(socket.AF_INET, ("10.0.0.1", 22)))
+tries("an interface besides its own", lambda: [name for _, name in socket.if_nameindex() if name not in ("lo", "eth0")])
 
 print(f"{len(found)} found")
 raise SystemExit(len(found))
