@@ -577,3 +577,28 @@ func TestRotateRoot(t *testing.T) {
 		t.Errorf("%d roots are trusted", n)
 	}
 }
+
+// What whoever starts the server has open is not open in what the server starts:
+// the gateway is another user.
+func TestNothingOpenIsInherited(t *testing.T) {
+	private := filepath.Join(t.TempDir(), "private")
+	if err := os.WriteFile(private, []byte("of root alone"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	startServerIn(t, []string{"bash", "-c", `exec 200<"$0" && exec "$@"`, private}, t.TempDir())
+	open, err := filepath.Glob("/proc/[0-9]*/fd/200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have []string
+	for _, link := range open {
+		if to, err := os.Readlink(link); err == nil && to == private {
+			name, _ := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(link)), "cmdline"))
+			program, _, _ := strings.Cut(string(name), "\x00")
+			have = append(have, filepath.Base(program))
+		}
+	}
+	if !slices.Equal(have, []string{"airlock"}) { // that was started with it
+		t.Errorf("%q have it open", have)
+	}
+}
