@@ -46,7 +46,9 @@ type Config struct {
 	Stderr  *os.File
 	Start   wire.Start
 	Decider Decider
-	Log     *slog.Logger
+	// Silent is how long it may give no sign of life before it is started again; 20 s.
+	Silent time.Duration
+	Log    *slog.Logger
 }
 
 // Gateway is the process. Its methods may be called concurrently.
@@ -100,6 +102,11 @@ func (h *held) used(n int64) {
 // callTimeout is for what the process does at once.
 const callTimeout = 10 * time.Second
 
+// silentMost is how long the process may give no sign of life, if Config does not
+// say. Then it is ended and started again: while it hangs no sandbox can be made,
+// and all are without a network.
+const silentMost = 20 * time.Second
+
 // restartWait grows to restartMost while the process does not stay.
 const (
 	restartWait = 50 * time.Millisecond
@@ -108,6 +115,9 @@ const (
 
 // Start starts the process and returns when it can serve doors.
 func Start(ctx context.Context, cfg Config) (*Gateway, error) {
+	if cfg.Silent == 0 {
+		cfg.Silent = silentMost
+	}
 	g := &Gateway{cfg: cfg, doors: map[string]*held{}, done: make(chan struct{})}
 	running, err := g.spawn(ctx)
 	if err != nil {
@@ -194,12 +204,40 @@ func (g *Gateway) spawn(ctx context.Context) (*child, error) {
 	return c, nil
 }
 
+// watch ends a process that gives no sign of life.
+func (g *Gateway) watch(c *child) {
+	tick := time.NewTicker(g.cfg.Silent / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.peer.Done():
+			return
+		case <-tick.C:
+		}
+		// What it cannot be told, for its socket is full, holds Call up: the end of
+		// the process ends that, too.
+		silent := time.AfterFunc(g.cfg.Silent, func() {
+			g.cfg.Log.Error("the gateway gives no sign of life and is ended", "for", g.cfg.Silent)
+			c.kill()
+		})
+		err := c.peer.Call(context.Background(), wire.MethodBreak, wire.Break{}, nil, nil) // of no door
+		silent.Stop()
+		if err != nil {
+			return // it ended
+		}
+	}
+}
+
 // supervise starts the process again whenever it ends.
 func (g *Gateway) supervise(life context.Context, c *child) {
 	defer close(g.done)
 	wait := restartWait
+	var watching sync.WaitGroup
+	defer watching.Wait()
 	for {
 		began := time.Now()
+		this := c
+		watching.Go(func() { g.watch(this) })
 		select {
 		case <-life.Done():
 			c.peer.Close() // it ends when it is hung up
@@ -286,11 +324,14 @@ func (g *Gateway) give(ctx context.Context, peer *wire.Peer, h *held) error {
 	if h.gone {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := peer.Call(ctx, wire.MethodOpen, h.door, h.file, nil)
-	if airlock.CodeOf(err) == airlock.Unavailable {
+	err := peer.Call(limited, wire.MethodOpen, h.door, h.file, nil)
+	switch {
+	case airlock.CodeOf(err) == airlock.Unavailable:
 		return nil
+	case err != nil && limited.Err() != nil && ctx.Err() == nil:
+		return airlock.Errorf(airlock.Unavailable, "the gateway does not answer, and is started again if it goes on: try again")
 	}
 	return err
 }

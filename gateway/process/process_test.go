@@ -47,6 +47,9 @@ func runChild() {
 		for _, b := range d.Names {
 			text += " " + b.Name
 		}
+		if text == "close hang" {
+			unix.Kill(os.Getpid(), unix.SIGSTOP)
+		}
 		if f != nil {
 			said, _ := io.ReadAll(io.LimitReader(f, 5))
 			text += " with " + string(said)
@@ -158,5 +161,33 @@ func TestDoorsOutliveTheProcess(t *testing.T) {
 	g.Close()
 	if err := unix.Kill(pid, 0); err != unix.ESRCH {
 		t.Errorf("the process after Close: %v", err)
+	}
+}
+
+// A process that hangs is ended and started again, and who waits for it goes on.
+func TestOneThatHangsIsStartedAgain(t *testing.T) {
+	d := &told{}
+	g, err := Start(t.Context(), Config{Name: childName, UID: os.Getuid(), Decider: d, Silent: 2 * time.Second, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	open := func(id string) {
+		t.Helper()
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Open(t.Context(), wire.Door{Sandbox: id}, null); err != nil {
+			t.Fatal(err)
+		}
+		d.wait(t, fmt.Sprintf("open %s with  as %d", id, os.Getuid()))
+	}
+	open("hang")
+	before := g.PID()
+	g.Drop("hang") // it says nothing from here on
+	open("next")
+	if g.PID() == before {
+		t.Error("it is the same process")
 	}
 }
