@@ -245,7 +245,11 @@ func configure(s *stack.Stack, l *link, cfg Config) error {
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: bufferLeast, Default: bufferFirst, Max: bufferMost}
 	// A wire without routers keeps no old packets: nothing to wait for.
 	wait := tcpip.TCPTimeWaitTimeoutOption(0)
-	for _, option := range []tcpip.SettableTransportProtocolOption{&sack, &receive, &send, &wait} {
+	// What is written while something is on its way leaves together (Nagle): each
+	// segment costs both stacks as much as a large one, and the guest's
+	// acknowledges at once.
+	together := tcpip.TCPDelayEnabled(true)
+	for _, option := range []tcpip.SettableTransportProtocolOption{&sack, &receive, &send, &wait, &together} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
 			return fmt.Errorf("set %T: %s", option, err)
 		}
