@@ -247,7 +247,7 @@ func configure(s *stack.Stack, l *link, cfg Config) error {
 	wait := tcpip.TCPTimeWaitTimeoutOption(0)
 	// What is written while something is on its way leaves together (Nagle): each
 	// segment costs both stacks as much as a large one, and the guest's
-	// acknowledges at once.
+	// acknowledges at once. One that does not would let small answers wait.
 	together := tcpip.TCPDelayEnabled(true)
 	for _, option := range []tcpip.SettableTransportProtocolOption{&sack, &receive, &send, &wait, &together} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {

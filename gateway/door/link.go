@@ -119,14 +119,21 @@ func (l *link) read() {
 	}
 }
 
+// headersMost is more than the headers of a packet can be together.
+const headersMost = 128
+
 // deliver gives the stack a copy of its own, of the packet's size: whatever
-// keeps a small packet keeps no large buffer with it.
+// keeps a small packet keeps no large buffer with it. The headers have a buffer
+// of theirs, because the stack copies the one that they are in once more.
 func (l *link) deliver(proto tcpip.NetworkProtocolNumber, packet []byte) {
 	to := l.to.Load()
 	if to == nil {
 		return
 	}
-	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(packet)})
+	head := packet[:min(len(packet), headersMost)]
+	payload := buffer.MakeWithData(head)
+	payload.Append(buffer.NewViewWithData(packet[len(head):]))
+	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: payload})
 	p.RXChecksumValidated = true // nothing is damaged within a machine
 	(*to).DeliverNetworkPacket(proto, p)
 	p.DecRef()
