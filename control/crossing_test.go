@@ -306,3 +306,26 @@ func TestClientsDoNotChooseApprovers(t *testing.T) {
 		t.Logf("%+v", <-out)
 	}
 }
+
+// What a client asks for names no address for its operator: neither what it
+// allows, nor what it denies.
+func TestOnlyTheOperatorNamesAddresses(t *testing.T) {
+	h := newHost(t)
+	h.ceiling(`
+		@id("all") permit (principal, action, resource);`)
+	all := `@id("a") permit (principal, action, resource);`
+	for name, r := range map[string]control.CreateRequest{
+		"allowOut": {Network: airlock.Network{AllowOut: []string{"10.0.0.0/8"}}},
+		"denyOut":  {Policy: all, Network: airlock.Network{DenyOut: []string{"127.0.0.0/8", "169.254.0.0/16", "240.0.0.0/4"}}},
+		"a policy": {Policy: `@id("b") permit (principal, action, resource) when { context has ip && context.ip.isInRange(ip("10.0.0.0/8")) };`},
+	} {
+		r.Timeout = time.Minute
+		sb, err := h.Create(t.Context(), alice, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := h.Cross(t.Context(), request(sb.ID, "10.9.0.1", "10.9.0.1", "private", "GET")); v.Permit || !strings.Contains(v.Reason, "does not name it") {
+			t.Errorf("%s: permit %v, %q", name, v.Permit, v.Reason)
+		}
+	}
+}
