@@ -109,7 +109,7 @@ func TestRevokeWhileMoreBegin(t *testing.T) {
 }
 
 func TestSetHeaders(t *testing.T) {
-	r := rules{{Host: "a.example", Headers: map[string]string{"Authorization": "ours", "X-New": "1"}}}
+	r := rules{{Host: "a.example", Headers: map[string]string{"Authorization": "ours", "X-New": "1", "Range": "bytes=0-3", "Accept-Encoding": "gzip"}}}
 	for _, c := range []struct{ scheme, host, want string }{
 		{"https", "a.example", "ours"}, {"http", "a.example", "mine"}, {"https", "b.example", "mine"},
 	} {
@@ -122,6 +122,9 @@ func TestSetHeaders(t *testing.T) {
 		out := r.set(in, web.Request{Scheme: c.scheme, Host: c.host})
 		if got := out.Header.Get("Authorization"); got != c.want {
 			t.Errorf("%s://%s gets %q, want %q", c.scheme, c.host, got, c.want)
+		}
+		if out.Header.Get("Range") != "" || out.Header.Get("Accept-Encoding") != "" {
+			t.Errorf("a rule says how it is answered: %v", out.Header)
 		}
 		in.Trailer.Set("Later", "1")
 		if out.Trailer.Get("Later") != "1" {
