@@ -31,7 +31,9 @@ type Approval struct {
 }
 
 // Bounds of what waits: held crossings keep connections open, and a list that
-// nobody can read through is approved unread.
+// nobody can read through is approved unread. A client can make as much wait as it
+// likes, by a hold of its own: a team has at most as many waiting as there is room
+// left for others, so that no number of its sandboxes keeps them out.
 const (
 	heldPerSandbox = 16
 	heldMost       = 512
@@ -67,13 +69,16 @@ func (s *approvals) wait(ctx context.Context, a Approval, creator airlock.Creato
 	h.Asked = time.Now().UTC()
 	h.Until = h.Asked.Add(s.hold)
 	s.mu.Lock()
-	mine := 0
+	mine, ours := 0, 0
 	for _, other := range s.all {
 		if other.Sandbox == a.Sandbox {
 			mine++
 		}
+		if other.Team == a.Team {
+			ours++
+		}
 	}
-	full := mine >= heldPerSandbox || len(s.all) >= heldMost
+	full := mine >= heldPerSandbox || ours >= heldMost-len(s.all)
 	if !full {
 		s.all[h.ID] = h
 	}
