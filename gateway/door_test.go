@@ -1,14 +1,22 @@
 package gateway
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"airlock.dev/airlock/gateway/web"
+	"airlock.dev/airlock/gateway/wire"
 )
 
 func TestRules(t *testing.T) {
@@ -132,6 +140,53 @@ func TestSetHeaders(t *testing.T) {
 		}
 		if in.Header.Get("Authorization") != "mine" || in.Header.Get("X-New") != "" {
 			t.Error("the sandbox's own request is changed")
+		}
+	}
+}
+
+// Whatever a sandbox asks for, the server can be asked about it: what is denied
+// because it is too long to ask would not be recorded.
+func TestLongAttempts(t *testing.T) {
+	const most = 68 << 10 // of a request's head, with what net/http reads beyond its limit
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peers []*wire.Peer
+	for _, fd := range fds {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4*wire.MaxMessage)
+		conn, err := socket(os.NewFile(uintptr(fd), "peer"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		peer := wire.New(conn, func(_ context.Context, _ string, body []byte, _ *os.File) (any, error) {
+			var a wire.Attempt
+			if err := json.Unmarshal(body, &a); err != nil {
+				return nil, err
+			}
+			return wire.Verdict{Permit: true, Reason: fmt.Sprint(len(a.Path), " ", len(a.Query))}, nil
+		})
+		defer peer.Close()
+		peers = append(peers, peer)
+	}
+	d := &door{g: &gateway{server: peers[0]}}
+	for _, c := range []struct {
+		text      string
+		path      bool
+		wantAsked string
+	}{
+		{"&", true, "69632 0"}, {"<", true, "69632 0"}, {`"`, true, "69632 0"}, {"\u2028", true, "69630 0"},
+		{"&", false, "0 69632"}, {"\xff", false, "0 208896"}, {"é", false, "0 208896"},
+	} {
+		r := web.Request{Scheme: "https", Host: strings.Repeat("a.", 126) + "a"}
+		if long := strings.Repeat(c.text, most/len(c.text)); c.path {
+			r.Path = long
+		} else {
+			r.RawQuery = long
+		}
+		v, err := d.ask(t.Context(), wire.MethodCross, d.attempt(r))
+		if err != nil || v.Reason != c.wantAsked {
+			t.Errorf("%q, path %v: %v, asked with %q, want %q", c.text, c.path, err, v.Reason, c.wantAsked)
 		}
 	}
 }
