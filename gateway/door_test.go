@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/inject"
 	"airlock.dev/airlock/gateway/web"
 	"airlock.dev/airlock/gateway/wire"
 )
@@ -188,5 +190,19 @@ func TestLongAttempts(t *testing.T) {
 		if err != nil || v.Reason != c.wantAsked {
 			t.Errorf("%q, path %v: %v, asked with %q, want %q", c.text, c.path, err, v.Reason, c.wantAsked)
 		}
+	}
+}
+
+// What a door could not be told is an error: else a secret that was taken away
+// would go on to be put in.
+func TestSetFails(t *testing.T) {
+	secrets, err := inject.New(inject.Config{Use: func(context.Context, inject.Use) error { return nil }, Refused: func(context.Context, inject.Use, *web.Denied) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gateway{start: &wire.Start{}}
+	g.doors = map[string]*door{"i1": {g: g, secrets: secrets}}
+	if err := g.set(wire.Door{Sandbox: "i1", Secrets: []inject.Secret{{Name: "token"}}}); airlock.CodeOf(err) != airlock.Invalid {
+		t.Errorf("a secret that is none: %v", err)
 	}
 }

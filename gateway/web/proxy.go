@@ -278,6 +278,10 @@ func (d *Door) read(c *conn, r *http.Request) (req Request, denied *Denied) {
 	if !isMethod(r.Method) {
 		return bad("the method %.40q is not one in upper case", r.Method)
 	}
+	if strings.Contains(r.URL.RawQuery, " ") {
+		// Only HTTP/2 can say it. In a line of HTTP/1.1 it would end the target.
+		return bad("the request's target has a space: write %%20")
+	}
 	if r.URL.Opaque != "" || r.URL.User != nil || strings.Contains(r.RequestURI, "#") {
 		return bad("the request's target is not the path or the URL of an HTTP request")
 	}
