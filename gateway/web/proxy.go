@@ -572,6 +572,9 @@ func rewrite(p *httputil.ProxyRequest) {
 func answered(res *http.Response) error {
 	t := res.Request.Context().Value(targetKey{}).(*target)
 	d := res.Request.Context().Value(connKey{}).(*conn).door
+	if res.StatusCode < 100 { // no answer can have it, of ours neither
+		return errors.New("its status is none of HTTP")
+	}
 	t.status = res.StatusCode
 	t.answered.Store(true)
 	res.Header.Del(headerDenied)
