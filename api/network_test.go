@@ -95,6 +95,8 @@ func TestSetNetworkRefuses(t *testing.T) {
 		{headers("::1", "a", "v"), 400, "has the domain"},
 		{headers("a.example", "host", "v"), 400, "has the header Host"},
 		{headers("a.example", "transfer-encoding", "v"), 400, "has the header Transfer-Encoding"},
+		{headers("a.example", "range", "bytes=0-3"), 400, "has the header Range"},
+		{headers("a.example", "accept-encoding", "gzip"), 400, "has the header Accept-Encoding"},
 		{headers("a.example", "Proxy-Authorization", "v"), 400, "has the header Proxy-Authorization"},
 		{headers("a.example", ":path", "v"), 400, "has the header"},
 		{headers("a.example", "a b", "v"), 400, "has the header"},

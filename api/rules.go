@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/inject"
 	"airlock.dev/airlock/policy"
 )
 
@@ -24,8 +25,10 @@ const (
 // hiddenValue stands for the value of a header in replies. It is no value.
 const hiddenValue = "(hidden)"
 
-// ofTheConnection are headers that say how a request is to be read, or where it goes.
-var ofTheConnection = []string{"Connection", "Content-Length", "Expect", "Host", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+// ofTheConnection are headers that say how a request is to be read, or where it
+// goes, and those that say how it is answered: of a part of an answer, or one that
+// is compressed, not all can be searched for secrets.
+var ofTheConnection = append([]string{"Connection", "Content-Length", "Expect", "Host", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}, inject.OfTheAnswer...)
 
 // rules reads network.rules. No error has a value in it.
 func rules(body map[string][]ruleBody) ([]airlock.HeaderRule, error) {
@@ -67,7 +70,7 @@ func rules(body map[string][]ruleBody) ([]airlock.HeaderRule, error) {
 				case twice:
 					return nil, airlock.Invalidf(field, "name each header once", "%s has the header %s twice for %s", field, canonical, name)
 				case slices.Contains(ofTheConnection, canonical) || strings.HasPrefix(canonical, "Proxy-"):
-					return nil, airlock.Invalidf(field, "leave it to the connection", "%s has the header %s, which says how a request is read or where it goes", field, canonical)
+					return nil, airlock.Invalidf(field, "leave it to the connection", "%s has the header %s, which says how a request is read, where it goes or how it is answered", field, canonical)
 				case !httpguts.ValidHeaderFieldValue(value):
 					return nil, airlock.Invalidf(field, "use a value of one line without control characters", "%s has a value for the header %s that no header has", field, canonical)
 				case value == hiddenValue:

@@ -31,7 +31,9 @@ type Approval struct {
 }
 
 // Bounds of what waits: held crossings keep connections open, and a list that
-// nobody can read through is approved unread.
+// nobody can read through is approved unread. A client can make as much wait as it
+// likes, by a hold of its own: a team has at most as many waiting as there is room
+// left for others, so that no number of its sandboxes keeps them out.
 const (
 	heldPerSandbox = 16
 	heldMost       = 512
@@ -67,13 +69,16 @@ func (s *approvals) wait(ctx context.Context, a Approval, creator airlock.Creato
 	h.Asked = time.Now().UTC()
 	h.Until = h.Asked.Add(s.hold)
 	s.mu.Lock()
-	mine := 0
+	mine, ours := 0, 0
 	for _, other := range s.all {
 		if other.Sandbox == a.Sandbox {
 			mine++
 		}
+		if other.Team == a.Team {
+			ours++
+		}
 	}
-	full := mine >= heldPerSandbox || len(s.all) >= heldMost
+	full := mine >= heldPerSandbox || ours >= heldMost-len(s.all)
 	if !full {
 		s.all[h.ID] = h
 	}
@@ -175,14 +180,19 @@ func (c *Sandboxes) Decide(ctx context.Context, p airlock.Principal, id string, 
 	return nil
 }
 
-// approve lets a crossing wait that policies hold, and records what came of it.
-func (c *Sandboxes) approve(ctx context.Context, a act, e audit.Event, event uint64) (audit.Receipt, ended, audit.Decision, error) {
-	var approvers []string
-	for _, o := range e.Decision.Obligations {
+// waitsFor are those of whom one has to approve, in order.
+func waitsFor(d audit.Decision) (approvers []string) {
+	for _, o := range d.Obligations {
 		if o.Kind == string(policy.KindHold) {
 			approvers = append(approvers, o.Value)
 		}
 	}
+	return approvers
+}
+
+// approve lets a crossing wait that policies hold, and records what came of it.
+func (c *Sandboxes) approve(ctx context.Context, a act, e audit.Event, event uint64) (audit.Receipt, ended, audit.Decision, error) {
+	approvers := waitsFor(e.Decision)
 	_, call := a.asked()
 	wait := Approval{
 		Event: event, Team: a.sandbox.Team, Sandbox: a.sandbox.ID, Action: a.action, Resource: a.on.ID,
@@ -200,6 +210,11 @@ func (c *Sandboxes) approve(ctx context.Context, a act, e audit.Event, event uin
 	}
 	// Policies may have changed meanwhile; an approval does not go beyond them.
 	again, denied := c.cfg.Boundary.event(a)
+	if denied == nil && !slices.Equal(waitsFor(again.Decision), approvers) && again.Decision.Effect == string(policy.Hold) {
+		again.Decision.Reason = "others have to approve it now: try again"
+		denied = airlock.Errorf(airlock.Denied, "%s", again.Decision.Reason)
+		again.Decision.Effect, again.Outcome = string(policy.Deny), audit.Outcome{Status: "denied", Message: again.Decision.Reason}
+	}
 	if denied == nil && again.Decision.Effect == string(policy.Hold) {
 		again.Decision.Effect = audit.Permit
 		again.Decision.Reason = fmt.Sprintf("approved by %s", by)

@@ -295,6 +295,23 @@ func has(d policy.Decision, kind policy.Kind) bool {
 	return slices.ContainsFunc(d.Obligations, func(o policy.Obligation) bool { return o.Kind == kind })
 }
 
+// misread says why a path with a slash within a segment is not permitted, "" if it
+// may be. The gateway shows such a slash as %2F, and nothing else like that. To
+// servers that decode first it is a slash like all others: what is not permitted
+// there, or waits for others to approve it, is no more so by another spelling.
+func (c *Sandboxes) misread(l *live, a wire.Attempt) string {
+	if a.Action != "http:request" && a.Action != "secret:use" || !strings.Contains(a.Path, "%2F") {
+		return ""
+	}
+	this := c.cfg.Boundary.decide(c.crossing(l, a))
+	a.Path = strings.ReplaceAll(a.Path, "%2F", "/")
+	other := c.cfg.Boundary.decide(c.crossing(l, a))
+	if other.Effect == policy.Permit || other.Effect == this.Effect && slices.Equal(waitsFor(decision(other)), waitsFor(decision(this))) {
+		return ""
+	}
+	return "there are servers that read the path in another way: " + other.Reason
+}
+
 // Cross implements process.Decider: it decides and records an attempt, and
 // returns when both are done.
 func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
@@ -303,15 +320,8 @@ func (c *Sandboxes) Cross(ctx context.Context, a wire.Attempt) wire.Verdict {
 		return gone
 	}
 	x := c.crossing(l, a)
-	if other := a; a.Action == "http:request" && a.Refused == "" && strings.Contains(a.Path, "%2F") {
-		// The gateway shows a slash within a segment like that, and nothing else.
-		// To servers that decode first it is a slash like all others: what is not
-		// permitted there is not permitted by another spelling.
-		other.Path = strings.ReplaceAll(a.Path, "%2F", "/")
-		y := c.crossing(l, other)
-		if d := c.cfg.Boundary.decide(y); d.Effect != policy.Permit && d.Effect != c.cfg.Boundary.decide(x).Effect {
-			x.refused = "there are servers that read the path in another way: " + d.Reason
-		}
+	if x.refused == "" {
+		x.refused = c.misread(l, a)
 	}
 	receipt, done, d, err := c.cross(ctx, x)
 	if err == nil {

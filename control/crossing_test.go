@@ -116,7 +116,13 @@ func TestEncodedSlashes(t *testing.T) {
 		@id("no-group") @reason("the group is closed")
 		forbid (principal, action == Action::"http:request", resource) when { context.path like "/secret%2F*" };
 		@id("ask") @hold("ops")
-		permit (principal, action == Action::"http:request", resource) when { context.path like "/releases/*" };`)
+		permit (principal, action == Action::"http:request", resource) when { context.path like "/releases/*" };
+		@id("ask-others") @hold("owners")
+		permit (principal, action == Action::"http:request", resource) when { context.path like "*%2Fdelete" };
+		@id("no-keys") @reason("it has no keys")
+		forbid (principal, action == Action::"secret:use", resource) when { context.path like "/keys/*" };`)
+	h.hold = time.Millisecond
+	h.restart()
 	sb := h.create(alice)
 	for _, c := range []struct {
 		path   string
@@ -129,6 +135,8 @@ func TestEncodedSlashes(t *testing.T) {
 		{"/secret/project", true, ""},
 		{"/admin/users", false, "the administration is closed"},
 		{"/releases%2Fnew", false, "there are servers that read the path in another way"},
+		{"/releases/1%2Fdelete", false, "there are servers that read the path in another way"},
+		{"/other/1%2Fdelete", false, "nobody of owners approved it"},
 	} {
 		a := request(sb.ID, "example.com", "93.184.216.34", "public", "GET")
 		a.Path = c.path
@@ -136,6 +144,25 @@ func TestEncodedSlashes(t *testing.T) {
 			t.Errorf("%s: permit %v, %q", c.path, v.Permit, v.Reason)
 		}
 	}
+	use := request(sb.ID, "example.com", "", "", "GET")
+	use.Action, use.Secret, use.Path, use.Location = "secret:use", "token", "/keys%2Fall", "header Authorization"
+	if v := h.Cross(t.Context(), use); v.Permit || !strings.Contains(v.Reason, "it has no keys") {
+		t.Errorf("the use of a secret: permit %v, %q", v.Permit, v.Reason)
+	}
+
+	// What is open is read both ways, too, when policies change.
+	h.Through(t.Context(), &way{h: h, doors: map[string]wire.Door{}})
+	a := request(sb.ID, "example.com", "93.184.216.34", "public", "GET")
+	a.Path = "/group%2Fproject"
+	v := h.Cross(t.Context(), a)
+	if !v.Permit {
+		t.Fatal(v.Reason)
+	}
+	h.permit(`@id("stop") forbid (principal, action == Action::"http:request", resource) when { context.path like "/group/*" };`)
+	h.Reconsider(t.Context())
+	h.eventually("it is broken off", func() bool {
+		return slices.ContainsFunc(h.recorded("type=http.end"), func(e string) bool { return strings.HasPrefix(e, "http.end sandbox error revoked") })
+	})
 }
 
 // Whatever ends a crossing is recorded: the end of its sandbox, and that of the
@@ -238,6 +265,18 @@ func TestApprovals(t *testing.T) {
 	if v := <-out; v.Permit || !strings.Contains(v.Reason, "forbids") {
 		t.Errorf("approved after it was forbidden: %+v", v)
 	}
+	h.ceiling(`
+		@id("mine") @hold("data-owners") permit (principal, action == Action::"http:request", resource) when { resource.name == "crm.example" };`)
+	out = cross(t.Context())
+	w = waiting()
+	h.ceiling(`
+		@id("ask") @hold("lawyers") permit (principal, action == Action::"http:request", resource) when { resource.name == "crm.example" };`)
+	if err := h.Decide(t.Context(), approver, w.ID, true, ""); err != nil {
+		t.Fatal(err)
+	}
+	if v := <-out; v.Permit || !strings.Contains(v.Reason, "others have to approve it now") {
+		t.Errorf("approved by who may not any more: %+v", v)
+	}
 	want := []string{
 		"http.request sandbox hold sealed", "approval.grant user ok", "http.request sandbox permit", "sealed",
 	}
@@ -247,7 +286,7 @@ func TestApprovals(t *testing.T) {
 			t.Errorf("the trail lacks %q:\n%s", w, got)
 		}
 	}
-	if got := h.recorded("type=approval.* actor=d"); len(got) != 2 {
+	if got := h.recorded("type=approval.* actor=d"); len(got) != 3 {
 		t.Errorf("%d decisions of d are recorded", len(got))
 	}
 }
@@ -304,5 +343,28 @@ func TestClientsDoNotChooseApprovers(t *testing.T) {
 	if err := h.Decide(t.Context(), friend, all[0].ID, true, ""); airlock.CodeOf(err) != airlock.Denied {
 		t.Errorf("a friend of the client's approves what waits for the operator's data-owners: %v", err)
 		t.Logf("%+v", <-out)
+	}
+}
+
+// What a client asks for names no address for its operator: neither what it
+// allows, nor what it denies.
+func TestOnlyTheOperatorNamesAddresses(t *testing.T) {
+	h := newHost(t)
+	h.ceiling(`
+		@id("all") permit (principal, action, resource);`)
+	all := `@id("a") permit (principal, action, resource);`
+	for name, r := range map[string]control.CreateRequest{
+		"allowOut": {Network: airlock.Network{AllowOut: []string{"10.0.0.0/8"}}},
+		"denyOut":  {Policy: all, Network: airlock.Network{DenyOut: []string{"127.0.0.0/8", "169.254.0.0/16", "240.0.0.0/4"}}},
+		"a policy": {Policy: `@id("b") permit (principal, action, resource) when { context has ip && context.ip.isInRange(ip("10.0.0.0/8")) };`},
+	} {
+		r.Timeout = time.Minute
+		sb, err := h.Create(t.Context(), alice, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := h.Cross(t.Context(), request(sb.ID, "10.9.0.1", "10.9.0.1", "private", "GET")); v.Permit || !strings.Contains(v.Reason, "does not name it") {
+			t.Errorf("%s: permit %v, %q", name, v.Permit, v.Reason)
+		}
 	}
 }

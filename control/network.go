@@ -189,6 +189,8 @@ func (c *Sandboxes) denies(l *live, o *open) string {
 		return public(d)
 	}
 	switch {
+	case c.misread(l, o.attempt) != "":
+		return "there are servers that read the path in another way, which is denied"
 	case has(d, policy.KindHold) && !o.had(policy.KindHold):
 		return "it waits for approval from now on"
 	case o.had(policy.KindPass) && !has(d, policy.KindPass):

@@ -3,11 +3,13 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -311,7 +313,7 @@ func (d *door) exhausted(ctx context.Context, a wire.Attempt) {
 
 // attempt is a request as the server decides it.
 func (d *door) attempt(r web.Request) wire.Attempt {
-	a := wire.Attempt{Action: "http:request", Host: r.Host, Port: r.Port, Scheme: r.Scheme, Method: r.Method, Path: r.Path, Query: r.RawQuery, Upgrade: r.Upgrade}
+	a := wire.Attempt{Action: "http:request", Host: r.Host, Port: r.Port, Scheme: r.Scheme, Method: r.Method, Path: r.Path, Query: ascii(r.RawQuery), Upgrade: r.Upgrade}
 	if r.IP.IsValid() {
 		a.IP, a.Class = r.IP.String(), r.Class
 	}
@@ -322,6 +324,20 @@ func (d *door) attempt(r web.Request) wire.Attempt {
 		a.Action, a.Protocol, a.Scheme, a.Method, a.Body = "net:connect", r.Scheme, "", "", nil
 	}
 	return a
+}
+
+// ascii is a query with percent-encodings for what is not ASCII, which need not
+// be text.
+func ascii(query string) string {
+	var b strings.Builder
+	for _, c := range []byte(query) {
+		if c < 0x80 {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
 }
 
 // crossings are those of a door that were permitted and have not ended.

@@ -1,14 +1,24 @@
 package gateway
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/inject"
 	"airlock.dev/airlock/gateway/web"
+	"airlock.dev/airlock/gateway/wire"
 )
 
 func TestRules(t *testing.T) {
@@ -109,7 +119,7 @@ func TestRevokeWhileMoreBegin(t *testing.T) {
 }
 
 func TestSetHeaders(t *testing.T) {
-	r := rules{{Host: "a.example", Headers: map[string]string{"Authorization": "ours", "X-New": "1"}}}
+	r := rules{{Host: "a.example", Headers: map[string]string{"Authorization": "ours", "X-New": "1", "Range": "bytes=0-3", "Accept-Encoding": "gzip"}}}
 	for _, c := range []struct{ scheme, host, want string }{
 		{"https", "a.example", "ours"}, {"http", "a.example", "mine"}, {"https", "b.example", "mine"},
 	} {
@@ -123,6 +133,9 @@ func TestSetHeaders(t *testing.T) {
 		if got := out.Header.Get("Authorization"); got != c.want {
 			t.Errorf("%s://%s gets %q, want %q", c.scheme, c.host, got, c.want)
 		}
+		if out.Header.Get("Range") != "" || out.Header.Get("Accept-Encoding") != "" {
+			t.Errorf("a rule says how it is answered: %v", out.Header)
+		}
 		in.Trailer.Set("Later", "1")
 		if out.Trailer.Get("Later") != "1" {
 			t.Error("its trailer is another one")
@@ -130,5 +143,66 @@ func TestSetHeaders(t *testing.T) {
 		if in.Header.Get("Authorization") != "mine" || in.Header.Get("X-New") != "" {
 			t.Error("the sandbox's own request is changed")
 		}
+	}
+}
+
+// Whatever a sandbox asks for, the server can be asked about it: what is denied
+// because it is too long to ask would not be recorded.
+func TestLongAttempts(t *testing.T) {
+	const most = 68 << 10 // of a request's head, with what net/http reads beyond its limit
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peers []*wire.Peer
+	for _, fd := range fds {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4*wire.MaxMessage)
+		conn, err := socket(os.NewFile(uintptr(fd), "peer"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		peer := wire.New(conn, func(_ context.Context, _ string, body []byte, _ *os.File) (any, error) {
+			var a wire.Attempt
+			if err := json.Unmarshal(body, &a); err != nil {
+				return nil, err
+			}
+			return wire.Verdict{Permit: true, Reason: fmt.Sprint(len(a.Path), " ", len(a.Query))}, nil
+		})
+		defer peer.Close()
+		peers = append(peers, peer)
+	}
+	d := &door{g: &gateway{server: peers[0]}}
+	for _, c := range []struct {
+		text      string
+		path      bool
+		wantAsked string
+	}{
+		{"&", true, "69632 0"}, {"<", true, "69632 0"}, {`"`, true, "69632 0"}, {"\u2028", true, "69630 0"},
+		{"&", false, "0 69632"}, {"\xff", false, "0 208896"}, {"é", false, "0 208896"},
+	} {
+		r := web.Request{Scheme: "https", Host: strings.Repeat("a.", 126) + "a"}
+		if long := strings.Repeat(c.text, most/len(c.text)); c.path {
+			r.Path = long
+		} else {
+			r.RawQuery = long
+		}
+		v, err := d.ask(t.Context(), wire.MethodCross, d.attempt(r))
+		if err != nil || v.Reason != c.wantAsked {
+			t.Errorf("%q, path %v: %v, asked with %q, want %q", c.text, c.path, err, v.Reason, c.wantAsked)
+		}
+	}
+}
+
+// What a door could not be told is an error: else a secret that was taken away
+// would go on to be put in.
+func TestSetFails(t *testing.T) {
+	secrets, err := inject.New(inject.Config{Use: func(context.Context, inject.Use) error { return nil }, Refused: func(context.Context, inject.Use, *web.Denied) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gateway{start: &wire.Start{}}
+	g.doors = map[string]*door{"i1": {g: g, secrets: secrets}}
+	if err := g.set(wire.Door{Sandbox: "i1", Secrets: []inject.Secret{{Name: "token"}}}); airlock.CodeOf(err) != airlock.Invalid {
+		t.Errorf("a secret that is none: %v", err)
 	}
 }

@@ -239,8 +239,7 @@ func (g *gateway) set(w wire.Door) error {
 	if d == nil {
 		return airlock.Errorf(airlock.NotFound, "the gateway has no door of %s", w.Sandbox)
 	}
-	d.set(w)
-	return nil
+	return d.set(w)
 }
 
 func (g *gateway) close() {

@@ -179,10 +179,13 @@ func (e Effective) Decide(f Facts, c Call) (d Decision) {
 	return d
 }
 
-// NamesAddress says whether what permits a call depends on its address, as it
-// must for an address that is not public: a permit for everything, or for a
-// name that can resolve to anything, says nothing of this machine's network.
+// NamesAddress says whether what the operator's policies permit depends on the
+// address, as it must for an address that is not public: a permit for everything,
+// or for a name that can resolve to anything, says nothing of this machine's
+// network. What the client asks for is not looked at: to deny the probes itself
+// would be to name every other address.
 func (e Effective) NamesAddress(f Facts, c Call) bool {
+	e.Request = nil
 	for _, probe := range probes {
 		if c.Context["ip"] == probe {
 			continue

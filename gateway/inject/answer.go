@@ -52,7 +52,10 @@ func (x *exchange) answer(res *http.Response) *web.Denied {
 		})
 	}
 	x.scrub.header(res.Trailer)
-	if !bare {
+	if bare { // as it is; trailers may follow
+		body.from = res.Body
+	}
+	if res.Body != http.NoBody {
 		res.Body = body
 	}
 	return nil

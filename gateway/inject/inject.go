@@ -333,13 +333,17 @@ func (x *exchange) inject(p *plan, r, out *http.Request) {
 	whole(out.Header)
 }
 
-// whole asks for an answer that can be searched: a part of one could be a part
-// of the value, and one that is compressed cannot be looked at.
+// OfTheAnswer are headers of requests that say which part of an answer comes,
+// and compressed how. Nobody may set them behind this package: a part of an answer
+// could be a part of the value, and what is compressed cannot be looked at.
+var OfTheAnswer = []string{"Accept-Encoding", "Grpc-Accept-Encoding", "If-Range", "Range"}
+
+// whole asks for an answer that can be searched.
 func whole(h http.Header) {
-	h.Del("Range")
-	h.Del("If-Range")
+	for _, name := range OfTheAnswer {
+		h.Del(name)
+	}
 	h.Set("Accept-Encoding", "identity")
-	h.Del("Grpc-Accept-Encoding")
 }
 
 // traced returns the context of what is sent. Its body is looked at when there

@@ -832,3 +832,70 @@ func TestHide(t *testing.T) {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// An answer without a body can have trailers.
+func TestTrailersWithoutBody(t *testing.T) {
+	protocols(t, func(t *testing.T, h2 bool) {
+		w := open(t, h2, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Trailer", "X-Sum")
+			status, _ := strconv.Atoi(r.URL.Query().Get("status"))
+			w.WriteHeader(status)
+			w.Header().Set("X-Sum", r.Header.Get("Authorization"))
+			w.Header().Set(http.TrailerPrefix+"X-Late", r.Header.Get("Authorization"))
+		}, bearer())
+		for _, c := range []struct {
+			method string
+			status int
+		}{{"GET", 200}, {"GET", 204}, {"GET", 304}, {"HEAD", 200}} {
+			got := all(t, w.do(request(t, c.method, fmt.Sprintf("https://example.com/api/x?status=%d", c.status), nil, "Authorization", "Bearer "+placeholder)))
+			hidden(t, got)
+			if h2 && c.method != "HEAD" && strings.Count(got, "Bearer *") != 2 {
+				t.Errorf("%s %d has no trailers: %s", c.method, c.status, got)
+			}
+		}
+	})
+}
+
+// What comes before the answer is searched as the answer is, also for values
+// that somebody else set, and what went wrong before anything was sent is told.
+func TestHideEarly(t *testing.T) {
+	const token = "abcdefghijkl0123"
+	protocols(t, func(t *testing.T, h2 bool) {
+		w := open(t, h2, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Link", r.Header.Get("X-Api-Key"))
+			w.WriteHeader(103)
+		})
+		set := roundTripper(func(r *http.Request) (*http.Response, error) {
+			r = r.Clone(r.Context())
+			r.Header.Set("X-Api-Key", token)
+			return w.round.RoundTrip(r)
+		})
+		r := request(t, "GET", "https://example.com/", nil)
+		var early []string
+		r = r.WithContext(traced(t.Context(), func(_ int, h textproto.MIMEHeader) { early = append(early, h.Get("Link")) }))
+		res, err := w.door.Hide(set, func(*http.Request) []string { return []string{token} }).RoundTrip(r)
+		must(t, err)
+		res.Body.Close()
+		want(t, "early", fmt.Sprint(early), "[****************]")
+	})
+}
+
+func TestCredentials(t *testing.T) {
+	pair := base64.StdEncoding.EncodeToString([]byte("robot:correct horse battery"))
+	for _, c := range []struct {
+		value string
+		want  []string
+	}{
+		{"prod", nil},
+		{"abcdefghijkl0123", []string{"abcdefghijkl0123"}},
+		{"Bearer abcdefghijkl0123", []string{"abcdefghijkl0123"}},
+		{"Bearer abcdefgh", []string{"Bearer abcdefgh"}},
+		{"abcdefghijkl0123 extra", []string{"abcdefghijkl0123 extra", "abcdefghijkl0123"}},
+		{"session=abcdefghijkl0123; lang=en", []string{"session=abcdefghijkl0123; lang=en", "abcdefghijkl0123"}},
+		{"basic " + pair, []string{pair, "robot:correct horse battery", "correct horse battery"}},
+	} {
+		if got := credentials(c.value); !slices.Equal(got, c.want) {
+			t.Errorf("%q: got %q, want %q", c.value, got, c.want)
+		}
+	}
+}

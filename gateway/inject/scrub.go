@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode/utf16"
 )
 
 // encodedLeast is how many characters an encoded form of a value has at
@@ -48,6 +49,20 @@ func forms(value string) []string {
 		add(slashed)
 		add(asciiText(s))
 		add(asciiText(slashed))
+	}
+	if len(value) >= encodedLeast { // each of its characters or bytes
+		var escaped [4]strings.Builder
+		for _, c := range utf16.Encode([]rune(value)) {
+			fmt.Fprintf(&escaped[0], `\u%04x`, c)
+			fmt.Fprintf(&escaped[1], `\u%04X`, c)
+		}
+		for _, c := range []byte(value) {
+			fmt.Fprintf(&escaped[2], "%%%02x", c)
+			fmt.Fprintf(&escaped[3], "%%%02X", c)
+		}
+		for i := range escaped {
+			add(escaped[i].String())
+		}
 	}
 	add(html.EscapeString(value))
 	add(strings.NewReplacer("&#39;", "&#x27;", "&#34;", "&quot;").Replace(html.EscapeString(value)))

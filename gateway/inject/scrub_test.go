@@ -36,6 +36,8 @@ func TestFormsAreWhatEncodersMake(t *testing.T) {
 		"v4lu3%2B%2F%22%26%3C%C3%A9%3E%3D~%2541%20tok'en%5Cx",
 		"v4lu3%2b%2f%22%26%3c%c3%a9%3e%3d~%2541%20tok%27en%5cx",
 		`v4lu3+/&quot;&amp;&lt;é&gt;=~%41 tok&#x27;en\x`,
+		`\u0076\u0034\u006c\u0075\u0033\u002b\u002f\u0022\u0026\u003c\u00e9\u003e\u003d\u007e\u0025\u0034\u0031\u0020\u0074\u006f\u006b\u0027\u0065\u006e\u005c\u0078`, // what escapes all
+		"%76%34%6C%75%33%2B%2F%22%26%3C%C3%A9%3E%3D%7E%25%34%31%20%74%6F%6B%27%65%6E%5C%78",
 	} {
 		contained("a literal", literal)
 	}

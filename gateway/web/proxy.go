@@ -278,6 +278,10 @@ func (d *Door) read(c *conn, r *http.Request) (req Request, denied *Denied) {
 	if !isMethod(r.Method) {
 		return bad("the method %.40q is not one in upper case", r.Method)
 	}
+	if strings.Contains(r.URL.RawQuery, " ") {
+		// Only HTTP/2 can say it. In a line of HTTP/1.1 it would end the target.
+		return bad("the request's target has a space: write %%20")
+	}
 	if r.URL.Opaque != "" || r.URL.User != nil || strings.Contains(r.RequestURI, "#") {
 		return bad("the request's target is not the path or the URL of an HTTP request")
 	}
@@ -568,6 +572,9 @@ func rewrite(p *httputil.ProxyRequest) {
 func answered(res *http.Response) error {
 	t := res.Request.Context().Value(targetKey{}).(*target)
 	d := res.Request.Context().Value(connKey{}).(*conn).door
+	if res.StatusCode < 100 { // no answer can have it, of ours neither
+		return errors.New("its status is none of HTTP")
+	}
 	t.status = res.StatusCode
 	t.answered.Store(true)
 	res.Header.Del(headerDenied)

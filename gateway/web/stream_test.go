@@ -374,6 +374,22 @@ func TestUpstreamFails(t *testing.T) {
 	w.name("closed.test", map[uint16]string{443: closed.Addr().String()})
 	w.name("silent.test", map[uint16]string{443: silent.Addr().String(), 80: silent.Addr().String()})
 	w.name("garbage.test", map[uint16]string{443: garbage, 80: garbage})
+	status, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer status.Close()
+	go func() {
+		for {
+			c, err := status.Accept()
+			if err != nil {
+				return
+			}
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+				io.WriteString(c, "HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n")
+			}
+			c.Close()
+		}
+	}()
+	w.name("status.test", map[uint16]string{80: status.Addr().String()})
 	w.name("none.test", nil)
 	w.cfg.Limits = Limits{Handshake: 200 * time.Millisecond, Answer: 200 * time.Millisecond}
 	w.open()
@@ -389,6 +405,7 @@ func TestUpstreamFails(t *testing.T) {
 		{"http://silent.test/", 504, "timeout awaiting response headers"},
 		{"https://garbage.test/", 502, "first record does not look like a TLS handshake"},
 		{"http://garbage.test/", 502, "HTTP"}, // "malformed", or "it spoke before it was asked"
+		{"http://status.test/", 502, "its status is none of HTTP"},
 		{"https://none.test/", 502, "no such host"},
 	} {
 		res, body := get(t, w.client(true), tt.url)

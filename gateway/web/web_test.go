@@ -179,6 +179,9 @@ func TestHostsAgree(t *testing.T) {
 			{"", "/", [2]string{"host", "one.test"}, "200"},
 			{"one.test", "https://two.test/", [2]string{}, "400"},
 			{"one.test:443", "/", [2]string{}, "200"},
+			{"one.test", "/?a HTTP/1.1", [2]string{}, "400"},
+			{"one.test", "/?a\r\nX: y", [2]string{}, "reset PROTOCOL_ERROR"},
+			{"one.test", "/", [2]string{"x-a", "b\r\nc: d"}, "reset PROTOCOL_ERROR"},
 		} {
 			got := c.get(tt.authority, tt.path, tt.extra)
 			want(t, fmt.Sprint(i, tt.authority, tt.path), got, tt.want)
