@@ -49,8 +49,8 @@ type Sandbox struct {
 	CreateKey    string
 	CreateDigest string
 
-	// CreateRules is a digest of the rules that the create asked for, which
-	// somebody could guess them by; like Network.Rules it is in Secrets, sealed.
+	// CreateRules is a digest of the rules and the proxy that the create asked for,
+	// which somebody could guess them by; like those it is in Secrets, sealed.
 	CreateRules string `json:"-"`
 	Secrets     []byte `json:",omitempty"`
 }
@@ -98,6 +98,26 @@ type Network struct {
 
 	// Rules are never written anywhere in the clear: their values are secrets.
 	Rules []HeaderRule `json:"-"`
+	// EgressProxy, if there is one, is what TCP connections go by; like Rules it
+	// is never written in the clear.
+	EgressProxy *EgressProxy `json:"-"`
+}
+
+// EgressProxy is a SOCKS5 proxy that a client has its sandbox's connections go
+// by. It permits nothing: what is denied never gets to it, and the operator's
+// policies must permit the connection to it.
+type EgressProxy struct {
+	Host string `json:"host"` // a name or an address in canonical form
+	Port uint16 `json:"port"`
+	// Username and Password are of RFC 1929, 1 to 255 bytes and up to 255; without
+	// a Username the proxy is told neither.
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
+	// TLS has the proxy spoken to over TLS, with a certificate for ServerName (or
+	// Host) by one of the authorities in CACert, in PEM (or those of the machine).
+	TLS        bool   `json:"tls,omitempty"`
+	ServerName string `json:"serverName,omitempty"`
+	CACert     string `json:"caCert,omitempty"`
 }
 
 // HeaderRule has headers set in requests that leave a sandbox over TLS. It

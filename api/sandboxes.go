@@ -57,14 +57,14 @@ type createBody struct {
 
 // networkBody is the network block, in requests and in replies.
 type networkBody struct {
-	AllowOut           []string                   `json:"allowOut,omitempty"`
-	DenyOut            []string                   `json:"denyOut,omitempty"`
-	AllowPublicTraffic *bool                      `json:"allowPublicTraffic,omitempty"`
-	MaskRequestHost    string                     `json:"maskRequestHost,omitempty"`
-	HTTPSPorts         []int                      `json:"httpsPorts,omitempty"`
-	EgressProxy        map[string]json.RawMessage `json:"egressProxy,omitempty"`
-	Rules              map[string][]ruleBody      `json:"rules,omitempty"`
-	DNSServers         []string                   `json:"dnsServers,omitempty"`
+	AllowOut           []string              `json:"allowOut,omitempty"`
+	DenyOut            []string              `json:"denyOut,omitempty"`
+	AllowPublicTraffic *bool                 `json:"allowPublicTraffic,omitempty"`
+	MaskRequestHost    string                `json:"maskRequestHost,omitempty"`
+	HTTPSPorts         []int                 `json:"httpsPorts,omitempty"`
+	EgressProxy        *proxyBody            `json:"egressProxy,omitempty"`
+	Rules              map[string][]ruleBody `json:"rules,omitempty"`
+	DNSServers         []string              `json:"dnsServers,omitempty"` // refused
 }
 
 // ruleBody is what is done with requests to one host.
@@ -175,11 +175,13 @@ func (b *networkBody) network(allowInternet *bool) (n airlock.Network, err error
 		AllowInternet: allowInternet, AllowOut: b.AllowOut, DenyOut: b.DenyOut,
 		AllowPublicTraffic: b.AllowPublicTraffic, MaskRequestHost: b.MaskRequestHost, HTTPSPorts: b.HTTPSPorts,
 	}
-	switch {
-	case len(b.EgressProxy) > 0:
-		return n, unsupported("network.egressProxy")
-	case len(b.DNSServers) > 0:
-		return n, unsupported("network.dnsServers")
+	if b.DNSServers != nil {
+		// Names are what policies permit. Who says where they lead could have
+		// them lead to where the operator permits nothing.
+		return n, airlock.Invalidf("network.dnsServers", "leave it out, the gateway answers whichever server is asked; for other traffic to a server put its address into network.allowOut", "network.dnsServers cannot be chosen, since where names lead is the operator's to say")
+	}
+	if n.EgressProxy, err = b.EgressProxy.proxy(); err != nil {
+		return n, err
 	}
 	for _, list := range []struct {
 		field   string
@@ -332,7 +334,7 @@ func (s *server) detail(sb airlock.Sandbox) detailBody {
 	d := detailBody{listedBody: listed(sb), AccessToken: sb.AccessToken, Domain: s.Domain, AllowInternet: sb.Network.AllowInternet}
 	d.Network = networkBody{
 		AllowOut: sb.Network.AllowOut, DenyOut: sb.Network.DenyOut, AllowPublicTraffic: sb.Network.AllowPublicTraffic,
-		MaskRequestHost: sb.Network.MaskRequestHost, HTTPSPorts: sb.Network.HTTPSPorts, Rules: hidden(sb.Network.Rules),
+		MaskRequestHost: sb.Network.MaskRequestHost, HTTPSPorts: sb.Network.HTTPSPorts, Rules: hidden(sb.Network.Rules), EgressProxy: hiddenProxy(sb.Network.EgressProxy),
 	}
 	d.Lifecycle.OnTimeout = "kill"
 	return d

@@ -176,7 +176,7 @@ func (r *replay) rebuild(event json.RawMessage, details []audit.Detail) (rec pol
 		maps.Copy(rec.Call.Context, hidden.Context)
 	}
 	switch {
-	case e.Sandbox == "":
+	case e.Sandbox == "", rec.Call.Context["egressProxy"] == true: // decided by the ceiling alone
 	case rec.Call.Action == "sandbox:network":
 		// What holds from here on; it was decided by the one before.
 		next := rec.Request

@@ -325,6 +325,9 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if sb.Placeholders, err = c.placeholders(ctx, p.Team, req.Secrets); err != nil {
 		return airlock.Sandbox{}, err
 	}
+	if err := c.mayProxy(ctx, sb, req.Network.EgressProxy); err != nil {
+		return airlock.Sandbox{}, err
+	}
 	done, err := c.cfg.Boundary.inside(ctx, creation(p, sb, request, req.Timeout))
 	if err != nil {
 		return airlock.Sandbox{}, err

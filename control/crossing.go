@@ -215,7 +215,11 @@ func (c *Sandboxes) cross(ctx context.Context, a act) (audit.Receipt, ended, aud
 
 // crossing is an attempt as an act of its sandbox.
 func (c *Sandboxes) crossing(l *live, a wire.Attempt) act {
-	x := act{sandbox: l.get(), request: l.request.Load(), action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
+	return crossingOf(l.get(), l.request.Load(), a)
+}
+
+func crossingOf(sb airlock.Sandbox, request *policy.Set, a wire.Attempt) act {
+	x := act{sandbox: sb, request: request, action: a.Action, by: policy.Entity{Type: "Sandbox", ID: a.Sandbox}, on: policy.Entity{Type: "Host", ID: a.Host}}
 	x.class, x.refused, x.meets = a.Class, a.Refused, crossingMeets
 	x.context = policy.Context{}
 	if a.IP != "" {
@@ -246,6 +250,9 @@ func (c *Sandboxes) crossing(l *live, a wire.Attempt) act {
 		x.private = map[string]any{"context": policy.Context{"path": clipped(a.Path)}}
 	default:
 		x.err = airlock.Errorf(airlock.Invalid, "the gateway asked for %.40q, which is no crossing", a.Action)
+	}
+	if a.EgressProxy {
+		return byProxy(x, a)
 	}
 	return x
 }
@@ -400,6 +407,9 @@ func (l *live) crossed(a wire.Attempt, how string, fields map[string]string) {
 		what = fmt.Sprintf("connect %s %s", a.Protocol, authority(a))
 	case "secret:use":
 		what = fmt.Sprintf("secret %s to %s %s%s", a.Secret, a.Method, authority(a), shortened(a.Path))
+	}
+	if a.EgressProxy {
+		what = "network.egressProxy: " + what
 	}
 	level := "info"
 	if how != "ok" {

@@ -32,19 +32,24 @@ const sealName = "sandboxes"
 // hidden is what of a sandbox the store has sealed.
 type hidden struct {
 	Rules       []airlock.HeaderRule `json:"rules,omitempty"`
+	EgressProxy *airlock.EgressProxy `json:"egressProxy,omitempty"`
 	CreateRules string               `json:"createRules,omitempty"`
 }
 
 // seal puts the secrets of a sandbox where they are stored.
 func (c *Sandboxes) seal(ctx context.Context, sb *airlock.Sandbox) error {
 	sb.Secrets = nil
-	if len(sb.Network.Rules) == 0 && sb.CreateRules == "" {
+	if len(sb.Network.Rules) == 0 && sb.Network.EgressProxy == nil && sb.CreateRules == "" {
 		return nil
 	}
 	if c.cfg.Sealer == nil {
-		return &airlock.Error{Code: airlock.Unimplemented, Field: "network.rules", Message: "what runs this sandbox has no keys to seal the values of headers with", Hint: "use a server (airlock serve)"}
+		field := "network.rules"
+		if sb.Network.EgressProxy != nil {
+			field = "network.egressProxy"
+		}
+		return &airlock.Error{Code: airlock.Unimplemented, Field: field, Message: "what runs this sandbox has no keys to seal the secrets of " + field + " with", Hint: "use a server (airlock serve)"}
 	}
-	text, err := json.Marshal(hidden{sb.Network.Rules, sb.CreateRules})
+	text, err := json.Marshal(hidden{sb.Network.Rules, sb.Network.EgressProxy, sb.CreateRules})
 	if err != nil {
 		return fmt.Errorf("encode a sandbox's secrets: %w", err)
 	}
@@ -70,7 +75,7 @@ func (c *Sandboxes) unseal(ctx context.Context, sb *airlock.Sandbox) error {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return fmt.Errorf("decode a sandbox's secrets: %w", err)
 	}
-	sb.Network.Rules, sb.CreateRules = s.Rules, s.CreateRules
+	sb.Network.Rules, sb.Network.EgressProxy, sb.CreateRules = s.Rules, s.EgressProxy, s.CreateRules
 	return nil
 }
 
@@ -91,6 +96,9 @@ func (c *Sandboxes) SetNetwork(ctx context.Context, p airlock.Principal, id stri
 	if err != nil {
 		return err
 	}
+	if err := c.mayProxy(ctx, l.get(), n.EgressProxy); err != nil {
+		return err
+	}
 	a := on(p, l, "sandbox:network")
 	a.asks = request
 	done, err := c.cfg.Boundary.inside(ctx, a)
@@ -106,6 +114,7 @@ func (c *Sandboxes) SetNetwork(ctx context.Context, p airlock.Principal, id stri
 }
 
 func (c *Sandboxes) setNetwork(ctx context.Context, l *live, n airlock.Network, request *policy.Set) error {
+	rerouted := !sameProxy(l.get().Network.EgressProxy, n.EgressProxy)
 	if err := c.replaceNetwork(ctx, l, n, request); err != nil {
 		return err
 	}
@@ -117,6 +126,16 @@ func (c *Sandboxes) setNetwork(ctx context.Context, l *live, n airlock.Network, 
 	ctx = context.WithoutCancel(ctx)
 	if err := c.setDoor(ctx, l.get()); err != nil {
 		return fmt.Errorf("tell the gateway: %w", err)
+	}
+	if rerouted {
+		// What is open goes the way before. The gateway was told, so that what
+		// begins from now on does not.
+		return c.breakOff(ctx, l, func(o *open) string {
+			if o.attempt.Protocol == "udp" {
+				return c.denies(l, o)
+			}
+			return "it went by another network.egressProxy"
+		})
 	}
 	return c.reconsider(ctx, l)
 }
@@ -166,9 +185,14 @@ func (c *Sandboxes) Reconsider(ctx context.Context) {
 
 // reconsider is Reconsider for one sandbox.
 func (c *Sandboxes) reconsider(ctx context.Context, l *live) error {
+	return c.breakOff(ctx, l, func(o *open) string { return c.denies(l, o) })
+}
+
+// breakOff has broken off what is open and has a reason to be.
+func (c *Sandboxes) breakOff(ctx context.Context, l *live, reason func(*open) string) error {
 	var denied []uint64
 	for event, o := range l.crossings.all() {
-		if why := c.denies(l, o); why != "" {
+		if why := reason(o); why != "" {
 			l.crossings.revoke(event, why)
 			denied = append(denied, event)
 		}

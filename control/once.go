@@ -50,10 +50,10 @@ func (o *once) enter(ctx context.Context, team, key string) (leave func(), err e
 }
 
 // digest is what a create asked for, so that a key cannot mean two things;
-// rules is that of its rules, which the other one does not have.
+// rules is that of its rules and its proxy, which the other one does not have.
 func (r CreateRequest) digest() (digest, rules string, err error) {
-	if digest, err = digestOf(r); err == nil && r.Network.Rules != nil {
-		rules, err = digestOf(r.Network.Rules)
+	if digest, err = digestOf(r); err == nil && (r.Network.Rules != nil || r.Network.EgressProxy != nil) {
+		rules, err = digestOf(hidden{Rules: r.Network.Rules, EgressProxy: r.Network.EgressProxy})
 	}
 	return digest, rules, err
 }

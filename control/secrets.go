@@ -110,7 +110,7 @@ func (c *Sandboxes) opened(ctx context.Context, sb airlock.Sandbox, isNew bool) 
 // door is what the gateway must know of a sandbox.
 func (c *Sandboxes) door(ctx context.Context, sb airlock.Sandbox) (wire.Door, error) {
 	all, err := c.opened(ctx, sb, false)
-	d := wire.Door{Sandbox: sb.ID, Secrets: all, Used: sb.NetworkBytes}
+	d := wire.Door{Sandbox: sb.ID, Secrets: all, Used: sb.NetworkBytes, EgressProxy: sb.Network.EgressProxy}
 	for _, r := range sb.Network.Rules {
 		d.Rules = append(d.Rules, wire.Rule(r))
 	}

@@ -54,12 +54,14 @@ type door struct {
 
 	crossings crossings
 	rules     atomic.Pointer[rules]
+	proxy     atomic.Pointer[egressProxy] // nil if there is none
 }
 
 func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 	d := &door{g: g, sandbox: w.Sandbox, udp: rate.NewLimiter(udpRate, 2*udpRate)}
 	r := rules(w.Rules)
 	d.rules.Store(&r)
+	d.proxy.Store(newEgressProxy(w.EgressProxy))
 	budgets := g.start.Budgets
 	d.bytes = newBytes(budgets.Bytes, w.Used, func(used int64) {
 		g.server.Note(wire.MethodUsed, wire.Used{Sandbox: d.sandbox, Bytes: used})
@@ -110,6 +112,10 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 func (d *door) set(w wire.Door) error {
 	r := rules(w.Rules)
 	d.rules.Store(&r)
+	if p := newEgressProxy(w.EgressProxy); !p.same(d.proxy.Load()) {
+		d.proxy.Store(p)
+		d.web.Reroute()
+	}
 	return d.secrets.Set(d.g.secrets(w))
 }
 
@@ -533,5 +539,8 @@ func unresolved(err error) error {
 
 // Connect implements web.Router.
 func (d *door) Connect(ctx context.Context, r web.Route) (net.Conn, error) {
+	if p := d.proxy.Load(); p != nil {
+		return d.connectBy(ctx, p, r)
+	}
 	return d.router.Connect(ctx, r)
 }

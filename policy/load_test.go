@@ -89,7 +89,7 @@ func TestLoadTellsAllProblems(t *testing.T) {
 		"default.cedar:1:7: this is not Cedar's language: the text ends where `(` is expected: a policy is @id(\"…\") permit or forbid (principal, action, resource) when { … } unless { … };",
 		"defaults.cedar: nothing reads this file: a directory of policies has all.cedar, default.cedar, teams/NAME.cedar and tests/NAME.yaml",
 		"teams/Sales.cedar: nothing reads this file: name it NAME.cedar after a team: 1 to 39 of a-z, 0-9 and -",
-		"teams/a.cedar:1:93: policy no-mail: attribute `prt` in context for Action::\"net:connect\" not found: the context of net:connect has ip, port, protocol, time",
+		"teams/a.cedar:1:93: policy no-mail: attribute `prt` in context for Action::\"net:connect\" not found: the context of net:connect has egressProxy, ip, port, protocol, time",
 		"teams/sales.ceder: nothing reads this file: name it NAME.cedar after a team: 1 to 39 of a-z, 0-9 and -",
 		"tests/a.yml: nothing reads this file: name it NAME.yaml",
 		"tests/b.yaml:1: expect is \"maybe\": write permit, deny or hold",

@@ -264,7 +264,7 @@ func TestOddCallsAreDenied(t *testing.T) {
 		{"a port as a string", func(_ *Facts, c *Call) { c.Context["port"] = "443" }, "context port of net:connect: give a whole number"},
 		{"half a port", func(_ *Facts, c *Call) { c.Context["port"] = 443.5 }, "context port of net:connect: give a whole number"},
 		{"nothing", func(_ *Facts, c *Call) { c.Context["port"] = nil }, "context port of net:connect: give a whole number"},
-		{"more than the schema knows", func(_ *Facts, c *Call) { c.Context["admin"] = true }, `context of net:connect: there is no "admin", only ip, port, protocol, time`},
+		{"more than the schema knows", func(_ *Facts, c *Call) { c.Context["admin"] = true }, `context of net:connect: there is no "admin", only egressProxy, ip, port, protocol, time`},
 		{"a time that is none", func(_ *Facts, c *Call) { c.Context["time"] = "noon" }, "context time of net:connect: give a time such as 2026-12-02T15:04:05Z"},
 		{"not UTF-8", func(_ *Facts, c *Call) { c.Context["protocol"] = "\xff" }, `context protocol of net:connect: "\xff" is not UTF-8`},
 		{"long", func(_ *Facts, c *Call) { c.Context["protocol"] = strings.Repeat("x", maxString+1) }, "context protocol of net:connect: a text has 8193 bytes: at most 8192"},

@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"io/fs"
@@ -16,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -103,6 +106,10 @@ func loopback() error {
 // secretHeader is the value of a header that the SDKs' suites have set.
 const secretHeader = "Bearer c2VjcmV0LW9mLXRoZS1zdWl0ZXM"
 
+// proxyPassword is what the suites' own proxies want; their users there begin
+// with user-of-the-proxy.
+const proxyPassword = "cGFzc3dvcmQtb2YtdGhlLXByb3h5"
+
 // TestE2BNetwork runs the SDKs' suites of the network against servers that
 // sandboxes reach, and one that the operator forbids.
 func TestE2BNetwork(t *testing.T) {
@@ -110,7 +117,7 @@ func TestE2BNetwork(t *testing.T) {
 	needTool(t, "curl")
 	needSDKs(t)
 	needBinaries(t)
-	if !apart(t, apartOpen+" open.airlock.test below.open.airlock.test other.airlock.test\n"+apartClosed+" closed.airlock.test\n") {
+	if !apart(t, apartOpen+" open.airlock.test below.open.airlock.test other.airlock.test proxy.airlock.test\n"+apartClosed+" closed.airlock.test\n") {
 		return
 	}
 	s := &network{}
@@ -162,7 +169,22 @@ when { context.ip == ip("` + apartClosed + `") };
 		listen(t, at+":80", nil, handler)
 		listen(t, at+":443", &cert, handler)
 	}
+	// Proxies of the suites' own, one in TLS; and one where nobody may connect to.
+	var by asked
+	certificate := s.certificate(t, "proxy.airlock.test")
+	secure := socksProxy(t, tls.NewListener(listening(t, apartOpen+":1443"), &tls.Config{Certificates: []tls.Certificate{certificate}}), proxyPassword, &by)
+	plain := socksProxy(t, listening(t, apartOpen+":1080"), proxyPassword, &by)
+	forbidden := socksProxy(t, listening(t, apartClosed+":1080"), proxyPassword, &by)
+	at := func(name, address string) string {
+		_, port, _ := net.SplitHostPort(address)
+		return net.JoinHostPort(name, port)
+	}
+	listen(t, "127.0.0.1:8081", nil, by.ServeHTTP)
 	env := []string{
+		"NET_PROXY=" + at("proxy.airlock.test", plain), "NET_PROXY_TLS=" + at("proxy.airlock.test", secure), "NET_PROXY_ALIAS=" + at("other.airlock.test", secure),
+		"NET_PROXY_CLOSED=" + at("closed.airlock.test", forbidden), "NET_PROXY_DEAD=" + at("proxy.airlock.test", deadEnd(t, apartOpen)),
+		"NET_PROXY_PASSWORD=" + proxyPassword, "NET_PROXY_ASKED=http://127.0.0.1:8081/", "NET_PROXY_CA=" + string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.caCert.Raw})),
+		"NET_PROXY_OTHER_CA=" + string((&network{}).authority(t)), "NET_OPEN_ADDRESS=" + apartOpen,
 		"E2B_API_URL=" + s.url, "E2B_SANDBOX_URL=" + s.url,
 		"NET_OPEN=http://open.airlock.test", "NET_BELOW=http://below.open.airlock.test", "NET_OTHER=http://other.airlock.test",
 		"NET_ADDRESS=http://" + apartOpen, "NET_CLOSED=http://closed.airlock.test",
@@ -172,6 +194,33 @@ when { context.ip == ip("` + apartClosed + `") };
 	s.suites(t, env, "network.test.mjs", "test_network.py")
 	t.Run("values of headers are nowhere in the clear", func(t *testing.T) {
 		s.holdsNot(t, secretHeader)
+		s.holdsNot(t, proxyPassword)
+		s.holdsNot(t, "user-of-the-proxy")
+	})
+	t.Run("the way to proxies is in the trail", func(t *testing.T) {
+		out, err := s.airlock("", "audit", "query", "type=net.connect", "--json", "--limit", "1000")
+		if err != nil {
+			t.Fatalf("airlock audit query: %v\n%s", err, out)
+		}
+		seen := map[string]int{}
+		for line := range strings.Lines(out) {
+			var e struct {
+				Call struct {
+					Resource struct{ ID string }
+					Context  map[string]any
+				}
+				Decision struct{ Effect string }
+			}
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			if e.Call.Context["egressProxy"] == true {
+				seen[e.Decision.Effect+" "+e.Call.Resource.ID]++
+			}
+		}
+		if seen["permit proxy.airlock.test"] == 0 || seen["deny closed.airlock.test"] == 0 {
+			t.Errorf("the trail has %v", seen)
+		}
 	})
 	t.Run("a reload breaks off what is denied", func(t *testing.T) {
 		sb := create(t, s.as(s.key("default", airlock.Client)), client.CreateRequest{})

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/proxy"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/web"
 )
 
 // answerMost bounds what a proxy says before it is a connection.
@@ -61,17 +62,60 @@ func (u *Upstream) through(ctx context.Context, p *url.URL, host string, port ui
 	if err != nil {
 		return nil, fmt.Errorf("reach the host's proxy: %w", err)
 	}
-	// Whatever waits for the proxy ends with ctx.
-	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
-	c, err := by(ctx, tcp, p, join(host, port))
+	c, err := inTime(ctx, tcp, func() (net.Conn, error) { return by(ctx, tcp, p, join(host, port)) })
+	if err != nil {
+		tcp.Close()
+		return nil, fmt.Errorf("by the host's proxy: %w", err)
+	}
+	return c, nil
+}
+
+// inTime speaks with a proxy on c. Whatever waits for the proxy ends with ctx.
+func inTime(ctx context.Context, c net.Conn, speak func() (net.Conn, error)) (net.Conn, error) {
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	out, err := speak()
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		tcp.Close()
-		return nil, fmt.Errorf("by the host's proxy: %w", plain(err))
+		return nil, plain(err)
 	}
-	return c, nil
+	return out, nil
+}
+
+// Proxy is a SOCKS5 proxy besides the host's own.
+type Proxy struct {
+	User *url.Userinfo // told to it, if there is one
+	TLS  *tls.Config   // to speak to it with, if there is one
+}
+
+// By is Connect by one more proxy, which a connection c leads to. With an error c
+// is the caller's to close, else what is returned closes it. The proxy is asked for the address that
+// was decided on, and that is looked at again as in Connect. Its errors are told
+// to sandboxes.
+func (r *Router) By(ctx context.Context, c net.Conn, p Proxy, to web.Route) (net.Conn, error) {
+	host := to.Host
+	if to.IP.IsValid() {
+		if _, err := r.u.classify(to.IP); err != nil {
+			return nil, err
+		}
+		host = to.IP.String()
+	} else if !r.u.cfg.ProxyResolves {
+		return nil, airlock.Errorf(airlock.Internal, "a route to %s has no address", to.Host)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.u.cfg.Timeout)
+	defer cancel()
+	return inTime(ctx, c, func() (net.Conn, error) {
+		way := c
+		if p.TLS != nil {
+			secure := tls.Client(c, p.TLS)
+			if err := secure.HandshakeContext(ctx); err != nil {
+				return nil, fmt.Errorf("TLS: %w", err)
+			}
+			way = &tunnel{Conn: secure, tcp: c}
+		}
+		return socks(ctx, way, &url.URL{User: p.User}, join(host, to.Port))
+	})
 }
 
 // socks asks a SOCKS5 proxy.
@@ -81,7 +125,7 @@ func socks(ctx context.Context, c net.Conn, p *url.URL, to string) (net.Conn, er
 		password, _ := p.User.Password()
 		auth = &proxy.Auth{User: p.User.Username(), Password: password}
 	}
-	d, err := proxy.SOCKS5("tcp", p.Host, auth, nil)
+	d, err := proxy.SOCKS5("tcp", "", auth, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -151,8 +195,11 @@ func (t *tunnel) CloseWrite() error {
 
 // Abort resets the connection.
 func (t *tunnel) Abort() {
-	if tcp, ok := t.tcp.(*net.TCPConn); ok {
-		tcp.SetLinger(0)
+	switch c := t.tcp.(type) {
+	case interface{ Abort() }:
+		c.Abort()
+	case *net.TCPConn:
+		c.SetLinger(0)
 	}
 	t.tcp.Close()
 }

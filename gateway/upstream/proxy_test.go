@@ -280,6 +280,106 @@ func TestProxies(t *testing.T) {
 	})
 }
 
+// By is the way of Connect with one more proxy at its end.
+func TestBy(t *testing.T) {
+	to := listen(t).addr
+	var seen proxied
+	at := seen.socksServer(t, to)
+	user := url.UserPassword("u", strings.Repeat("p", 255))
+	address := web.Route{Scheme: "https", Host: "one.test", Port: 443, IP: netip.MustParseAddr("8.8.8.8"), Class: "public"}
+	name := web.Route{Scheme: "https", Host: "one.test", Port: 443}
+	dialed := func() net.Conn {
+		c, err := net.Dial("tcp", at)
+		must(t, err)
+		return c
+	}
+	for _, tt := range []struct {
+		proxy Proxy
+		to    web.Route
+		want  string
+	}{
+		{Proxy{}, address, "8.8.8.8 443"},
+		{Proxy{User: user}, address, "8.8.8.8 443 u:" + strings.Repeat("p", 255)},
+		{Proxy{User: url.UserPassword("u", "")}, address, "8.8.8.8 443 u:"},
+		{Proxy{}, name, "name one.test 443"},
+	} {
+		c, err := New(Config{ProxyResolves: true}).Router(nil).By(t.Context(), dialed(), tt.proxy, tt.to)
+		must(t, err)
+		if got := talk(t, c); got != "hello you" {
+			t.Errorf("%s: %q", tt.want, got)
+		}
+		if got := seen.took(); got != tt.want {
+			t.Errorf("asked for %s, want %s", got, tt.want)
+		}
+	}
+
+	s := httptest.NewUnstartedServer(http.NotFoundHandler())
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	secure := tlsBefore(t, at, s.TLS)
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	r := New(Config{Timeout: time.Second}).Router(nil)
+	c, err := net.Dial("tcp", secure)
+	must(t, err)
+	by, err := r.By(t.Context(), c, Proxy{User: user, TLS: &tls.Config{ServerName: "example.com", RootCAs: roots}}, address)
+	must(t, err)
+	if got := talk(t, by); got != "hello you" {
+		t.Errorf("over TLS: %q", got)
+	}
+	seen.took()
+
+	for what, tt := range map[string]struct {
+		at    string
+		proxy Proxy
+		to    web.Route
+		want  string
+	}{
+		"another authority": {secure, Proxy{TLS: &tls.Config{ServerName: "example.com"}}, address, "TLS: "},
+		"another name":      {secure, Proxy{TLS: &tls.Config{ServerName: "other.test", RootCAs: roots}}, address, "TLS: "},
+		"no TLS there":      {to, Proxy{TLS: &tls.Config{ServerName: "example.com", RootCAs: roots}}, address, "TLS: "},
+		"metadata":          {at, Proxy{}, web.Route{Host: "one.test", Port: 80, IP: netip.MustParseAddr("169.254.169.254")}, "denied: "},
+		"no address":        {at, Proxy{}, name, "a route to one.test has no address"},
+		"no SOCKS":          {to, Proxy{}, address, "unexpected protocol version 104"},
+	} {
+		c, err := net.Dial("tcp", tt.at)
+		must(t, err)
+		_, err = r.By(t.Context(), c, tt.proxy, tt.to)
+		if err == nil || !strings.HasPrefix(err.Error(), tt.want) || strings.Contains(err.Error(), "127.0.0.1") {
+			t.Errorf("%s: %v, want %s", what, err, tt.want)
+		}
+		c.Close()
+	}
+	if got := seen.took(); strings.Contains(got, "443") || strings.Contains(got, "169.254") {
+		t.Errorf("the proxy was asked for %s", got)
+	}
+}
+
+// tlsBefore ends TLS in front of a server.
+func tlsBefore(t *testing.T, to string, config *tls.Config) string {
+	l, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	must(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				up, err := net.Dial("tcp", to)
+				if err != nil || c.(*tls.Conn).Handshake() != nil {
+					c.Close()
+					return
+				}
+				pipe(c, up, c)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
 // Names that only the proxy resolves have no address here, and all others do.
 func TestProxyResolves(t *testing.T) {
 	ns := newNameServer(t, map[string][]string{"direct.test.": {"8.8.8.8"}})

@@ -361,6 +361,39 @@ func TestUpstreamConnections(t *testing.T) {
 	want(t, "connections", fmt.Sprint(moved.connects), "[{https one.test 443 203.0.113.1 } {https one.test 443 203.0.113.2 }]")
 }
 
+// After a Reroute nothing goes by a connection of before, on a connection of the
+// sandbox that is kept, and by HTTP/2, too.
+func TestReroute(t *testing.T) {
+	for _, protocol := range []string{"http/1.1", "h2"} {
+		w := newWorld(t)
+		a := w.name("one.test", map[uint16]string{443: w.upstream(echo, true, "one.test")})
+		w.open()
+		transport := &http.Transport{
+			ForceAttemptHTTP2: protocol == "h2", TLSClientConfig: &tls.Config{RootCAs: w.trust, NextProtos: []string{protocol}},
+			DialContext: func(context.Context, string, string) (net.Conn, error) { return w.at(a, 443), nil },
+		}
+		ask := func() {
+			t.Helper()
+			req, err := http.NewRequest("GET", "https://one.test/", nil)
+			must(t, err)
+			res, err := transport.RoundTrip(req)
+			must(t, err)
+			io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+			want(t, "status", res.StatusCode, 200)
+		}
+		ask()
+		ask()
+		want(t, protocol+": connections", len(w.connects), 1)
+		w.door.Reroute()
+		ask()
+		ask()
+		want(t, protocol+": connections after it", len(w.connects), 2)
+		want(t, protocol+": connections of the sandbox", len(w.flows), 1)
+		transport.CloseIdleConnections()
+	}
+}
+
 // router answers another address each time.
 type router struct{ *world }
 

@@ -499,8 +499,9 @@ func (u *unconnected) Error() string { return "connect to " + u.to + ": " + u.er
 func (u *unconnected) Unwrap() error { return u.err }
 
 // key is a URL's host that stands for a route, so that requests share an
-// upstream connection only if they were decided for the same name and address.
-func (t *target) key() string {
+// upstream connection only if they were decided for the same name and address,
+// and no Reroute came between.
+func (t *target) key(way uint64) string {
 	kind, host := "name", t.route.Host
 	if isAddress(host) {
 		kind, host = "address", strings.ReplaceAll(host, ":", "-")
@@ -509,7 +510,7 @@ func (t *target) key() string {
 		kind += "-1"
 	}
 	ip := t.route.IP.As16()
-	return fmt.Sprintf("%s.%x.%s:%d", kind, ip, host, t.route.Port)
+	return fmt.Sprintf("%d.%s.%x.%s:%d", way, kind, ip, host, t.route.Port)
 }
 
 func (d *Door) dial(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -553,10 +554,10 @@ func (d *Door) secured(ctx context.Context, c *conn, protocols []string) (*tls.C
 }
 
 // rewrite makes the request that goes upstream of what was decided.
-func rewrite(p *httputil.ProxyRequest) {
+func (d *Door) rewrite(p *httputil.ProxyRequest) {
 	t := p.In.Context().Value(targetKey{}).(*target)
 	p.Out.URL = &url.URL{
-		Scheme: t.req.Scheme, Host: t.key(), Path: slashed(t.req.Path), RawPath: t.req.RawPath,
+		Scheme: t.req.Scheme, Host: t.key(d.way.Load()), Path: slashed(t.req.Path), RawPath: t.req.RawPath,
 		RawQuery: t.req.RawQuery, ForceQuery: p.In.URL.ForceQuery,
 	}
 	p.Out.Host = authority(t.req.Scheme, t.req.Host, t.req.Port)

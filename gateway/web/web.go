@@ -26,6 +26,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -239,6 +240,8 @@ type Door struct {
 
 	work sync.WaitGroup // flows, requests and the server
 
+	way atomic.Uint64 // how often Reroute was called
+
 	mu       sync.Mutex
 	closed   bool
 	requests int
@@ -284,7 +287,7 @@ func Open(cfg Config) (*Door, error) {
 		round = cfg.Wrap(round)
 	}
 	d.proxy = &httputil.ReverseProxy{
-		Rewrite: rewrite, Transport: round, ModifyResponse: answered, ErrorHandler: d.failed,
+		Rewrite: d.rewrite, Transport: round, ModifyResponse: answered, ErrorHandler: d.failed,
 		ErrorLog: quiet, BufferPool: new(buffers),
 	}
 	d.server = &http.Server{
@@ -315,6 +318,13 @@ func (d *Door) Close() {
 		c.Close()
 	}
 	d.work.Wait()
+	d.transport.CloseIdleConnections()
+}
+
+// Reroute has what begins from now on go by connections that are made from now
+// on: what Config.Router does to connect has changed. Requests under way go on.
+func (d *Door) Reroute() {
+	d.way.Add(1)
 	d.transport.CloseIdleConnections()
 }
 

@@ -85,6 +85,8 @@ type Door struct {
 	Sandbox string
 	Secrets []inject.Secret `json:",omitempty"`
 	Rules   []Rule          `json:",omitempty"`
+	// EgressProxy is what its TCP connections go by, if there is one.
+	EgressProxy *airlock.EgressProxy `json:",omitempty"`
 	// Names are those that it was given addresses of, the oldest first.
 	Names []Binding `json:",omitempty"`
 	// Used is how many bytes it has sent and received before.
@@ -140,6 +142,9 @@ type Attempt struct {
 	Body     *int64 `json:",omitempty"` // length, if it is known
 	Secret   string `json:",omitempty"` // of secret:use: its name, and where it goes
 	Location string `json:",omitempty"`
+	// EgressProxy says that this is the way to the proxy that the sandbox's client
+	// named (dns:resolve and net:connect), and not what the sandbox tried.
+	EgressProxy bool `json:",omitempty"`
 	// Refused is why the gateway itself denied it: it is recorded, not decided.
 	Refused string `json:",omitempty"`
 }

@@ -159,7 +159,9 @@ test('updateNetwork refuses what it cannot do', async () => {
     for (const [network, text] of [
       [{ denyOut: ['example.com'] }, /network\.denyOut/],
       [{ allowOut: ['example.com'] }, /0\.0\.0\.0\/0/],
-      [{ egressProxy: { address: 'proxy.example:1080' } }, /501: network\.egressProxy is not supported/],
+      [{ egressProxy: { address: 'proxy.example' } }, /network\.egressProxy\.address is not the address of a SOCKS5 proxy/],
+      [{ egressProxy: { address: '127.0.0.1:1080' } }, /network\.egressProxy is not permitted/],
+      [{ egressProxy: { address: '10.0.0.1:1080' } }, /network\.egressProxy is not permitted/],
       [{ rules: { '*': authorization('x') } }, /network\.rules/],
     ]) {
       await assert.rejects(sbx.updateNetwork(network), (e) => e instanceof SandboxError && text.test(e.message))
@@ -185,3 +187,54 @@ test('rules set headers over TLS, and tell nobody', () => box({ network: { rules
   await sbx.updateNetwork({})
   assert.equal(await body(sbx, `${net.NET_SECURE}/authorization`), digest(''))
 }))
+
+test('egressProxy: all connections by a proxy of the client', async () => {
+  const username = 'user-of-the-proxy-js'
+  const proxy = { address: net.NET_PROXY, username, password: net.NET_PROXY_PASSWORD }
+  const asked = async () => (await fetch(`${net.NET_PROXY_ASKED}?user=${username}`)).json()
+  await box({ network: { egressProxy: proxy, denyOut: ['192.0.2.20'] } }, async (sbx) => {
+    assert.match(await body(sbx, net.NET_OPEN), /hello from open/)
+    assert.equal(await status(sbx, net.NET_SECURE), '200')
+    assert.match((await sbx.commands.run(`head -1 < /dev/tcp/open.airlock.test/${net.NET_TCP_PORT}`)).stdout, /hello/)
+    // It is asked for the addresses that were decided on, and for what is denied never.
+    assert.equal(await status(sbx, net.NET_CLOSED), '403')
+    assert.equal(await status(sbx, 'http://169.254.169.254'), '403')
+    assert.deepEqual(await asked(), ['80', '443', net.NET_TCP_PORT].map((port) => `${net.NET_OPEN_ADDRESS}:${port}`).sort())
+    assert.deepEqual((await sbx.getInfo()).network.egressProxy, { address: net.NET_PROXY, username: '(hidden)' })
+    const inside = await sbx.commands.run(`env; cat /etc/resolv.conf /etc/hosts; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'`)
+    assert.doesNotMatch(inside.stdout, new RegExp(`${net.NET_PROXY_PASSWORD}|${username}|proxy\\.airlock`))
+
+    // What is open goes on by the same proxy, and not by another one.
+    const streaming = await stream(sbx, events(net.NET_OTHER))
+    let over = false
+    streaming.ended.then(() => (over = true))
+    await sbx.updateNetwork({ egressProxy: proxy })
+    assert.equal(await status(sbx, net.NET_BELOW), '200')
+    assert.equal(over, false, 'the same proxy again broke it off')
+    await asked()
+    await sbx.updateNetwork({})
+    assert.notEqual(await within(streaming.ended, 'a stream by a proxy of before'), 0)
+    assert.equal(await status(sbx, net.NET_OPEN), '200')
+    assert.equal(await status(sbx, net.NET_SECURE), '200')
+    assert.deepEqual(await asked(), [], 'it goes by a proxy of before')
+    assert.equal((await sbx.getInfo()).network.egressProxy, undefined)
+
+    // There is no way around one that fails, or that the operator forbids.
+    for (const [egressProxy, code, text] of [
+      [{ ...proxy, password: 'wrong' }, '502', /by the proxy of the sandbox's client: .*authentication failed/],
+      [{ ...proxy, address: net.NET_PROXY_DEAD }, '502', /reach the proxy of the sandbox's client: connect: connection refused/],
+      [{ ...proxy, address: 'none.airlock.test:1080' }, '502', /its name does not resolve/],
+      [{ ...proxy, address: net.NET_PROXY_TLS }, '50[24]', /by the proxy of the sandbox's client/],
+      [{ ...proxy, address: net.NET_PROXY_CLOSED }, '403', /network\.egressProxy\) may not be connected to/],
+    ]) {
+      await sbx.updateNetwork({ egressProxy })
+      const r = await sbx.commands.run(`curl -s -m 20 -i '${net.NET_OPEN}'; curl -s -m 20 -o /dev/null -w '%{http_code}' '${net.NET_SECURE}'`)
+      assert.match(r.stdout, new RegExp(`^HTTP/1.1 ${code} `), egressProxy.address)
+      assert.match(r.stdout, new RegExp(`${code}$`), egressProxy.address)
+      assert.match(r.stdout, text)
+      assert.doesNotMatch(r.stdout, new RegExp(`${net.NET_PROXY_PASSWORD}|${username}|proxy\\.airlock|:1080|192\\.0\\.2`))
+      await assert.rejects(sbx.commands.run(`head -1 < /dev/tcp/open.airlock.test/${net.NET_TCP_PORT}`))
+    }
+    assert.deepEqual(await asked(), ['a wrong password'])
+  })
+})

@@ -277,7 +277,6 @@ test('what Airlock does not have yet says so', async () => {
       ['volumeMounts', SandboxError, create({ volumeMounts: { '/v': 'volume' } })],
       ['iam', SandboxError, create({ iam: { tokens: { aws: Secret.iamToken({ audience: 'a', tokenType: 'JWT-SVID' }) } } })],
       ['network.rules with .*', SandboxError, create({ network: { rules: { 'a.example': [{ transform: { headers: { A: Secret.fill('s') } } }] } } })],
-      ['network.egressProxy', SandboxError, create({ network: { egressProxy: { address: 'proxy.example:1080' } } })],
       ['templates of your own', BuildError, () => Template.build(Template().fromBaseImage().runCmd('true'), 'mine', { cpuCount: 1, memoryMB: 512 })],
       ['templates of your own', BuildError, () => Template.buildInBackground(Template().fromImage('debian'), 'mine')],
       ['templates of your own', BuildError, () => Template.getBuildStatus({ templateId: 't', buildId: 'b' })],

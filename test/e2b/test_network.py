@@ -2,11 +2,13 @@
 has it for JavaScript: what a client asks for narrows, and what is open follows."""
 
 import hashlib
+import json
 import os
 import threading
 import time
 import unittest
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from e2b import ALL_TRAFFIC, CommandExitException, Sandbox, SandboxException, SandboxNotFoundException
 
@@ -80,8 +82,11 @@ class Network(unittest.TestCase):
         for network, text in [
             ({"deny_out": ["example.com"]}, "network.denyOut"),
             ({"allow_out": ["example.com"]}, "0.0.0.0/0"),
-            ({"egress_proxy": {"address": "proxy.example:1080"}}, "501: network.egressProxy"),
-            ({"dns_servers": ["1.1.1.1"]}, "501: network.dnsServers"),
+            ({"egress_proxy": {"address": "proxy.example"}}, "400: network.egressProxy.address is not"),
+            ({"egress_proxy": {"address": "169.254.169.254:1080"}}, "403: network.egressProxy is not permitted"),
+            ({"egress_proxy": {"address": "proxy.example:1080", "tls": {"ca_cert": "none"}}}, "400: network.egressProxy.tls.caCert is no list"),
+            ({"dns_servers": ["1.1.1.1"]}, "400: network.dnsServers cannot be chosen"),
+            ({"dns_servers": []}, "400: network.dnsServers cannot be chosen"),
         ]:
             with self.subTest(text), self.assertRaisesRegex(SandboxException, text):
                 sbx.update_network(network)
@@ -97,6 +102,41 @@ class Network(unittest.TestCase):
         self.assertEqual(sbx.get_info().network["rules"][host(SECURE)][0]["transform"]["headers"], {"Authorization": "(hidden)"})
         sbx.update_network({})
         self.assertEqual(sbx.commands.run(ask).stdout, digest(""))
+
+    def test_egress_proxy(self):
+        user = "user-of-the-proxy-py"
+        proxy = {"address": NET["NET_PROXY"], "username": user, "password": NET["NET_PROXY_PASSWORD"]}
+        secure = {**proxy, "address": NET["NET_PROXY_TLS"]}
+        alias = {**proxy, "address": NET["NET_PROXY_ALIAS"]}
+
+        def asked():
+            with urlopen(f"{NET['NET_PROXY_ASKED']}?user={user}") as r:
+                return json.load(r)
+
+        way = f"{NET['NET_OPEN_ADDRESS']}:443"
+        sbx = self.box(network={"deny_out": [ALL_TRAFFIC], "allow_out": [host(SECURE)], "egress_proxy": proxy})
+        self.assertEqual(self.status(sbx, SECURE), "200")
+        self.assertEqual(self.status(sbx, OTHER), "curl 6")
+        # Code in the sandbox does not get to the proxy by this.
+        self.assertEqual(self.status(sbx, "http://" + NET["NET_PROXY"]), "curl 6")
+        self.assertEqual(asked(), [way])
+        self.assertEqual(sbx.get_info().network["egress_proxy"], {"address": NET["NET_PROXY"], "username": "(hidden)"})
+        for proxy, info in [
+            ({**secure, "tls": True}, {}),
+            ({**secure, "tls": {"ca_cert": NET["NET_PROXY_CA"]}}, {}),
+            ({**alias, "tls": {"server_name": "proxy.airlock.test"}}, {"server_name": "proxy.airlock.test"}),
+        ]:
+            sbx.update_network({"egress_proxy": proxy})
+            self.assertEqual(self.status(sbx, SECURE), "200")
+            self.assertEqual(asked(), [way])
+            self.assertEqual(sbx.get_info().network["egress_proxy"], {"address": proxy["address"], "username": "(hidden)", "tls": info})
+        # Whose certificate does not fit is told nothing, and gets nothing.
+        for proxy in [{**alias, "tls": True}, {**proxy, "tls": True, "address": NET["NET_PROXY"]}, {**secure, "tls": {"ca_cert": NET["NET_PROXY_OTHER_CA"]}}, secure]:
+            sbx.update_network({"egress_proxy": proxy})
+            self.assertIn(self.status(sbx, SECURE), ["502", "504"])
+            self.assertEqual(asked(), [])
+        with self.assertRaisesRegex(SandboxException, "network.egressProxy is not permitted"):
+            Sandbox.create(network={"egress_proxy": {"address": "10.0.0.1:1080"}})
 
 
 if __name__ == "__main__":

@@ -391,8 +391,6 @@ class Lives(unittest.TestCase):
                 (SandboxException, "volumeMounts", lambda: Sandbox.create(volume_mounts={"/v": "volume"})),
                 (SandboxException, "iam", lambda: Sandbox.create(iam={"tokens": {"aws": Secret.iam_token(audience="a", token_type="JWT-SVID")}})),
                 (SandboxException, "network.rules with .*", lambda: Sandbox.create(network={"rules": {"a.example": [{"transform": {"headers": {"A": Secret.fill("s")}}}]}})),
-                (SandboxException, "network.egressProxy", lambda: Sandbox.create(network={"egress_proxy": {"address": "proxy.example:1080", "tls": True}})),
-                (SandboxException, "network.dnsServers", lambda: Sandbox.create(network={"dns_servers": ["1.1.1.1"]})),
                 (BuildException, "templates of your own", lambda: Template.build(Template().from_base_image().run_cmd("true"), "mine")),
                 (BuildException, "templates of your own", lambda: Template.build_in_background(Template().from_image("debian"), "mine")),
                 (TemplateException, "templates of your own", lambda: Template.assign_tags("mine:v1", "v2")),
