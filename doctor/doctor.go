@@ -44,7 +44,7 @@ func Check(ctx context.Context, dataDir string) []Finding {
 func Required(ctx context.Context, dataDir string) []Finding {
 	return []Finding{
 		user(),
-		binary("/proc/self/exe"),
+		program("/proc/self/exe"),
 		kernel(),
 		cgroups(),
 		userNamespace(ctx),

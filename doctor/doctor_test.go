@@ -124,7 +124,7 @@ func TestCgroups(t *testing.T) {
 	}
 }
 
-func TestBinary(t *testing.T) {
+func TestProgram(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "airlock")
 	for _, c := range []struct {
 		mode  os.FileMode
@@ -136,7 +136,7 @@ func TestBinary(t *testing.T) {
 		if err := os.Chmod(file, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		if f := binary(file); f.State != c.state || (c.state == Fail) != (f.Remedy == "chmod o+rx "+file) {
+		if f := program(file); f.State != c.state || (c.state == Fail) != (f.Remedy == "chmod o+rx "+file) {
 			t.Errorf("%#o: %+v", c.mode, f)
 		}
 		os.Remove(file)

@@ -20,9 +20,9 @@ func user() Finding {
 	return ok("user", "root")
 }
 
-// binary looks at the mode of the running program's file: the gateway and each
+// program looks at the mode of the running program's file: the gateway and each
 // sandbox's kernel are the same file, run by users who own nothing.
-func binary(path string) Finding {
+func program(path string) Finding {
 	const name = "binary"
 	info, err := os.Stat(path)
 	if err != nil {
