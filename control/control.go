@@ -88,6 +88,9 @@ type Sandboxes struct {
 
 	approvals approvals
 	gateway   Gateway // nil: no sandbox has a network
+	// secretChanges counts the changes of secrets: a sandbox that is being made
+	// may have got them before.
+	secretChanges atomic.Uint64
 
 	mu     sync.Mutex
 	live   map[string]*live
@@ -105,7 +108,7 @@ type live struct {
 	log *events
 
 	request atomic.Pointer[policy.Set] // what its client asked for
-	network sync.Mutex                 // one change of it at a time
+	network sync.Mutex                 // one change of it, or of its secrets, at a time
 
 	conns     atomic.Int32 // to its ports
 	crossings crossings
@@ -421,6 +424,7 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		mux.Close()
 		return nil, err
 	}
+	secrets := c.secretChanges.Load()
 	if err := c.openDoor(ctx, box, sb); err != nil {
 		mux.Close()
 		return nil, fmt.Errorf("create sandbox: %w", err)
@@ -428,6 +432,12 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 	l := newLive(sb, request, box, mux)
 	l.log.add("info", "sandbox created", nil)
 	c.watch(l)
+	if c.secretChanges.Load() != secrets { // from now on it is told of them
+		if err := c.refresh(context.WithoutCancel(ctx), l); err != nil {
+			c.cfg.Log.Error("tell the gateway of secrets that changed; the sandbox has no network", "sandbox", sb.ID, "err", err)
+			c.gateway.Drop(sb.ID)
+		}
+	}
 	return l, nil
 }
 

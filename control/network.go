@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -124,20 +125,21 @@ func (c *Sandboxes) setNetwork(ctx context.Context, l *live, n airlock.Network, 
 	// It is remembered and decides from here on: a client that goes away now
 	// does not keep open what it closed.
 	ctx = context.WithoutCancel(ctx)
-	if err := c.setDoor(ctx, l.get()); err != nil {
-		return fmt.Errorf("tell the gateway: %w", err)
+	err := c.setDoor(ctx, l.get())
+	if err != nil {
+		err = fmt.Errorf("tell the gateway: %w", err)
 	}
 	if rerouted {
 		// What is open goes the way before. The gateway was told, so that what
 		// begins from now on does not.
-		return c.breakOff(ctx, l, func(o *open) string {
+		return errors.Join(err, c.breakOff(ctx, l, func(o *open) string {
 			if o.attempt.Protocol == "udp" {
 				return c.denies(l, o)
 			}
 			return "it went by another network.egressProxy"
-		})
+		}))
 	}
-	return c.reconsider(ctx, l)
+	return errors.Join(err, c.reconsider(ctx, l))
 }
 
 func (c *Sandboxes) replaceNetwork(ctx context.Context, l *live, n airlock.Network, request *policy.Set) error {

@@ -3,6 +3,7 @@ package control_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -26,14 +27,28 @@ type way struct {
 	// doors is what it knows of each, and broken what it was told.
 	doors  map[string]wire.Door
 	broken []uint64
+	// opened and set are called, if they are given, when it is told of a door.
+	opened func()
+	set    func(sandbox string) error
 }
 
 func (w *way) Open(ctx context.Context, d wire.Door, f *os.File) error {
 	defer f.Close()
-	return w.Set(ctx, d)
+	if w.opened != nil {
+		w.opened()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.doors[d.Sandbox] = d
+	return nil
 }
 
 func (w *way) Set(_ context.Context, d wire.Door) error {
+	if w.set != nil {
+		if err := w.set(d.Sandbox); err != nil {
+			return err
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.doors[d.Sandbox] = d
@@ -358,6 +373,59 @@ func TestRulesAreSealed(t *testing.T) {
 	h.restart()
 	if _, err := h.Create(t.Context(), alice, req); code(err) != airlock.Unimplemented {
 		t.Errorf("rules without keys: %v", err)
+	}
+}
+
+// A gateway that does not take what changed keeps nothing open that is denied,
+// and no other sandbox from what changed.
+func TestChangesThatFail(t *testing.T) {
+	h, w := newWay(t)
+	h.ceiling(`@id("all") @inject("token") permit (principal, action == Action::"http:request", resource);`)
+	first, second, third := h.create(alice), h.create(alice), h.create(alice)
+	var told []string
+	w.set = func(sandbox string) error {
+		told = append(told, sandbox)
+		return errors.New("not now")
+	}
+	if err := h.SecretChanged(t.Context(), "alice", "token"); err == nil {
+		t.Error("nobody says that it failed")
+	}
+	wanted := []string{first.ID, second.ID, third.ID}
+	slices.Sort(told)
+	slices.Sort(wanted)
+	if !slices.Equal(told, wanted) {
+		t.Errorf("told are %v, want %v", told, wanted)
+	}
+	v := h.Cross(t.Context(), request(first.ID, "a.example", public, "public", "GET"))
+	no := false
+	if err := h.SetNetwork(t.Context(), alice, first.ID, airlock.Network{AllowInternet: &no}); err == nil {
+		t.Error("the network is set at a gateway that failed")
+	}
+	if cut := w.cut(); !slices.Equal(cut, []uint64{v.Event}) {
+		t.Errorf("broken off is %v, want %v", cut, v.Event)
+	}
+}
+
+// A secret that changes while a sandbox is made is changed for it, too.
+func TestSecretChangesDuringCreate(t *testing.T) {
+	h, w := newWay(t)
+	h.ceiling(`@id("all") @inject("token") permit (principal, action == Action::"http:request", resource);`)
+	var told []string
+	w.set = func(sandbox string) error {
+		told = append(told, sandbox)
+		return nil
+	}
+	h.create(alice)
+	if len(told) != 0 {
+		t.Errorf("told without a change: %v", told)
+	}
+	w.opened = func() {
+		if err := h.SecretChanged(t.Context(), "bob", "token"); err != nil {
+			t.Error(err)
+		}
+	}
+	if sb := h.create(bob); !slices.Equal(told, []string{sb.ID}) {
+		t.Errorf("told are %v, want %s", told, sb.ID)
 	}
 }
 

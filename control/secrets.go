@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -119,19 +120,29 @@ func (c *Sandboxes) door(ctx context.Context, sb airlock.Sandbox) (wire.Door, er
 
 // SecretChanged tells that a secret of a team has another value, scope, or none.
 // Sandboxes that have it go on with what it is now; requests under way end with
-// what it was.
+// what it was. One that cannot be told keeps no other from being told.
 func (c *Sandboxes) SecretChanged(ctx context.Context, team, name string) error {
+	c.secretChanges.Add(1)
+	var failed []error
 	for _, l := range c.all() {
 		sb := l.get()
 		has := slices.ContainsFunc(sb.Placeholders, func(p airlock.Placeholder) bool { return p.Secret == name })
 		if sb.Team != team || !has && !slices.Contains(c.cfg.Boundary.Policies().For(team).Injected(), name) {
 			continue
 		}
-		if err := c.setDoor(ctx, sb); err != nil {
-			return fmt.Errorf("tell the gateway of the secret %s: %w", name, err)
+		if err := c.refresh(ctx, l); err != nil {
+			failed = append(failed, fmt.Errorf("tell the gateway of the secret %s: %w", name, err))
 		}
 	}
-	return nil
+	return errors.Join(failed...)
+}
+
+// refresh tells the gateway what a sandbox has now: of two that do so at a time,
+// the later one reads later.
+func (c *Sandboxes) refresh(ctx context.Context, l *live) error {
+	l.network.Lock()
+	defer l.network.Unlock()
+	return c.setDoor(ctx, l.get())
 }
 
 // setDoor tells the gateway what a sandbox has now.

@@ -17,6 +17,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	stdlog "log"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -40,6 +42,9 @@ const SocketFD = 3
 // Main is the gateway's process. It returns its exit code when the server ends
 // or hangs up.
 func Main(log *slog.Logger) int {
+	// What net/http says by itself has bytes that upstream chose, of which there
+	// may be any number, and a secret among them.
+	stdlog.SetOutput(io.Discard)
 	// Keys are in this memory: no core files, and nobody of the same user looks.
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	// It is each thread's own.
