@@ -54,8 +54,8 @@ const DefaultPath = guestDir + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/u
 // far as all users may read them: what dynamic linking, TLS and language
 // runtimes need. Everything else of /etc is Airlock's own or absent.
 var etcAllowed = []string{
-	"alternatives", "ca-certificates", "debian_version", "fonts", "inputrc", "java*", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-	"localtime", "magic", "magic.mime", "mime.types", "os-release", "perl", "php", "pki", "protocols", "python3*", "redhat-release",
+	"alternatives", "apt/keyrings", "apt/preferences", "apt/preferences.d", "apt/trusted.gpg", "apt/trusted.gpg.d", "ca-certificates", "debian_version", "fonts", "inputrc", "java*", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+	"localtime", "magic", "magic.mime", "maven/logging", "maven/m2.conf", "mime.types", "os-release", "perl", "php", "pki", "protocols", "python3*", "redhat-release",
 	"rpc", "ruby", "services", "ssl", "terminfo", "timezone", "xml", "R",
 }
 
@@ -274,6 +274,7 @@ func (b *builder) host(guest []byte, files map[string]string) {
 	}
 	b.symlink("/proc/self/mounts", "/etc/mtab")
 	b.etc()
+	b.packages()
 	b.toolchain()
 }
 
@@ -340,9 +341,63 @@ func (b *builder) etc() {
 		matches, err := filepath.Glob("/etc/" + pattern)
 		b.do(err)
 		for _, p := range matches {
+			if dir := filepath.Dir(p); dir != "/etc" {
+				b.mkdir(dir, 0o755, 0)
+			}
 			b.copy(p)
 		}
 	}
+}
+
+// dpkgDir is where dpkg keeps what is installed.
+const dpkgDir = "/var/lib/dpkg"
+
+// Debian's users and groups that packages count on everywhere, as their own.
+const (
+	debianUsers  = "/usr/share/base-passwd/passwd.master"
+	debianGroups = "/usr/share/base-passwd/group.master"
+)
+
+// packages shows apt and dpkg what is installed, so that they add to it and do
+// not begin with the C library. What overrides owners of files names users that
+// the image does not have, and stays away.
+func (b *builder) packages() {
+	if _, err := os.Stat(dpkgDir + "/status"); err != nil {
+		return
+	}
+	b.add("/etc/passwd", debianUsers)
+	b.add("/etc/group", debianGroups)
+	for _, dir := range []string{dpkgDir, dpkgDir + "/info", dpkgDir + "/updates", "/etc/apt", "/etc/apt/apt.conf.d", "/etc/apt/preferences.d"} {
+		b.mkdir(dir, 0o755, 0)
+	}
+	// What it fetches passes the gateway as whoever it is.
+	b.write("/etc/apt/apt.conf.d/00airlock", []byte("APT::Sandbox::User \"root\";\n"), 0o644, 0)
+	for _, name := range []string{"arch", "status", "diversions", "alternatives", "triggers"} {
+		b.copy(dpkgDir + "/" + name)
+	}
+	if info, err := os.Stat(dpkgDir + "/info"); err == nil && info.IsDir() {
+		b.show(dpkgDir + "/info")
+	}
+}
+
+// add adds the users or groups of a file of the machine that ours does not have.
+func (b *builder) add(ours, theirs string) {
+	if b.err != nil {
+		return
+	}
+	own, err := os.ReadFile(b.path(ours))
+	b.do(err)
+	more, err := os.ReadFile(theirs)
+	if err != nil {
+		return // it is another system
+	}
+	for line := range strings.Lines(string(more)) {
+		name, _, ok := strings.Cut(line, ":")
+		if ok && !strings.HasPrefix(string(own), name+":") && !strings.Contains(string(own), "\n"+name+":") {
+			own = append(own, line...)
+		}
+	}
+	b.write(ours, own, 0o644, 0)
 }
 
 // maxEtcFile bounds a file copied from /etc; certificates and caches are far below.

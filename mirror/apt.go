@@ -8,31 +8,29 @@ import (
 	"strings"
 )
 
-// apt finds the hosts of package sources; their files are for who makes images.
+// aptKeys are the fields of a source that say where packages are and whom to
+// believe; no other one is handed on.
+var aptKeys = []string{"types", "suites", "components", "architectures", "signed-by", "trusted", "languages", "targets", "check-valid-until", "check-date", "by-hash", "pdiffs"}
+
+// apt finds sources of packages. Their files are handed on without what is
+// turned off, what sandboxes cannot reach, comments and credentials.
 func (f *finder) apt() {
 	before := len(f.registries)
 	for _, name := range append([]string{"/etc/apt/sources.list"}, f.list("/etc/apt/sources.list.d", ".list")...) {
+		var text strings.Builder
 		for line := range strings.Lines(f.read(name)) {
-			if uri := oneLine(line); uri != "" {
-				f.url(name, uri)
+			head, uri, tail := oneLine(line)
+			if uri == "" {
+				continue
+			}
+			if clean, ok := f.url(name, uri); ok {
+				text.WriteString(strings.Join(append([]string{head, clean}, tail...), " ") + "\n")
 			}
 		}
+		f.out.Files[name] = text.String()
 	}
 	for _, name := range f.list("/etc/apt/sources.list.d", ".sources") {
-		uris, off := map[int]string{}, map[int]bool{}
-		for _, e := range aptSyntax.parse(f.read(name)) {
-			switch strings.ToLower(e.key) {
-			case "uris":
-				uris[e.stanza] = e.value
-			case "enabled":
-				off[e.stanza] = slices.Contains([]string{"no", "false", "without", "off", "disable"}, strings.ToLower(e.value))
-			}
-		}
-		for _, stanza := range slices.Sorted(maps.Keys(uris)) {
-			if !off[stanza] {
-				f.urls(name, uris[stanza])
-			}
-		}
+		f.out.Files[name] = f.aptSources(name)
 	}
 	ours := f.registries[before:]
 	for _, name := range append([]string{"/etc/apt/auth.conf"}, f.list("/etc/apt/auth.conf.d", ".conf")...) {
@@ -40,27 +38,56 @@ func (f *finder) apt() {
 	}
 }
 
-// oneLine returns the URI of a line of sources.list: the word behind the kind
-// and the options in brackets.
-func oneLine(line string) string {
+// aptSources is a file of sources in stanzas.
+func (f *finder) aptSources(name string) string {
+	uris, off, rest := map[int]string{}, map[int]bool{}, map[int]string{}
+	for _, e := range aptSyntax.parse(f.read(name)) {
+		switch key := strings.ToLower(e.key); {
+		case key == "uris":
+			uris[e.stanza] = e.value
+		case key == "enabled":
+			off[e.stanza] = slices.Contains([]string{"no", "false", "without", "off", "disable"}, strings.ToLower(e.value))
+		case slices.Contains(aptKeys, key):
+			value := " " + e.value
+			if strings.Contains(value, "\n") { // such as a key, which begins on a line of its own
+				value = "\n " + strings.ReplaceAll(e.value, "\n", "\n ")
+			}
+			rest[e.stanza] += e.key + ":" + value + "\n"
+		}
+	}
+	var stanzas []string
+	for _, stanza := range slices.Sorted(maps.Keys(uris)) {
+		if off[stanza] {
+			continue
+		}
+		if clean := f.urls(name, uris[stanza]); len(clean) > 0 {
+			stanzas = append(stanzas, "URIs: "+strings.Join(clean, " ")+"\n"+rest[stanza])
+		}
+	}
+	return strings.Join(stanzas, "\n")
+}
+
+// oneLine returns a line of sources.list: the kind with the options in
+// brackets, the URI, which is empty if it is none, and what follows.
+func oneLine(line string) (head, uri string, tail []string) {
 	line, _, _ = strings.Cut(line, "#")
 	line = strings.TrimSpace(line)
-	kind := line[:max(strings.IndexAny(line, " \t"), 0)]
-	if kind != "deb" && kind != "deb-src" {
-		return ""
+	head = line[:max(strings.IndexAny(line, " \t"), 0)]
+	if head != "deb" && head != "deb-src" {
+		return "", "", nil
 	}
-	rest := strings.TrimSpace(line[len(kind):])
+	rest := strings.TrimSpace(line[len(head):])
 	if strings.HasPrefix(rest, "[") {
-		_, behind, ok := strings.Cut(rest, "]")
+		options, behind, ok := strings.Cut(rest, "]")
 		if !ok {
-			return ""
+			return "", "", nil
 		}
-		rest = behind
+		head, rest = head+" "+strings.Join(strings.Fields(options), " ")+"]", behind
 	}
 	if fields := strings.Fields(rest); len(fields) > 0 {
-		return fields[0]
+		uri, tail = fields[0], fields[1:]
 	}
-	return ""
+	return head, uri, tail
 }
 
 // netrc reads what pip, Go and git take credentials from.

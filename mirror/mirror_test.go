@@ -224,6 +224,11 @@ func TestFind(t *testing.T) {
 				Hosts:       []string{"http://five.test:80", "https://four.test:443", "http://one.test:80", "https://three.test:443", "https://two.test:8443"},
 				Credentials: []string{"http://five.test:80/ basic f:fp", "https://four.test:443/debian/ basic l:pw", "https://three.test:443/ basic l3:p3", "https://two.test:8443/deb/ basic u:p"},
 				Skipped:     []string{"/etc/apt/sources.list: sandboxes reach only http and https"},
+				Files: map[string]string{
+					"/etc/apt/sources.list":             "deb [arch=amd64 signed-by=/k] http://one.test/debian bookworm main\ndeb-src https://two.test:8443/deb/ x main\n",
+					"/etc/apt/sources.list.d/a.list":    "deb https://three.test/ ./\n",
+					"/etc/apt/sources.list.d/b.sources": "URIs: https://four.test/debian http://five.test/\nTypes: deb\nSuites: x\nSigned-By:\n -----BEGIN PGP-----\n URIs: https://no.test\n",
+				},
 			},
 		},
 		{
@@ -380,7 +385,11 @@ func FuzzOneLine(f *testing.F) {
 	f.Add("deb [arch=amd64] https://h.test/ x main # c")
 	f.Add("deb-src\t[ ] x")
 	f.Fuzz(func(t *testing.T, line string) {
-		if uri := oneLine(line); strings.ContainsFunc(uri, unicode.IsSpace) || strings.HasPrefix(uri, "[") && !strings.Contains(line, "]") {
+		head, uri, tail := oneLine(line)
+		if whole := strings.Join(append([]string{head, uri}, tail...), " "); strings.ContainsAny(whole, "\n\r") || uri != "" && !strings.HasPrefix(whole, "deb") {
+			t.Fatalf("%q", whole)
+		}
+		if strings.ContainsFunc(uri, unicode.IsSpace) || strings.HasPrefix(uri, "[") && !strings.Contains(line, "]") {
 			t.Fatalf("%q", uri)
 		}
 	})

@@ -6,9 +6,11 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha1"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -241,26 +243,91 @@ func (s *running) crossings(sandbox string) (all []reached) {
 	return all
 }
 
+// webSocket says hello by a WebSocket, or as it is asked.
+func webSocket(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Upgrade") != "websocket" {
+		fmt.Fprint(w, "hello")
+		return
+	}
+	sum := sha1.Sum([]byte(r.Header.Get("Sec-WebSocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
+	c, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: %s\r\n\r\n", base64.StdEncoding.EncodeToString(sum[:]))
+	io.WriteString(c, "\x81\x05hello")
+	io.Copy(io.Discard, c) // until the client goes
+}
+
+// uploadCargo puts this machine's cargo into sandboxes that do not have it: what
+// rustup installs is nobody else's. It returns how cargo is called there.
+func uploadCargo(t *testing.T, sandboxes ...*client.Sandbox) string {
+	t.Helper()
+	at, err := exec.LookPath("cargo")
+	if err != nil || strings.HasPrefix(at, "/usr/") {
+		return "cargo"
+	}
+	if out, err := exec.Command("rustup", "which", "cargo").Output(); err == nil {
+		at = strings.TrimSpace(string(out))
+	}
+	for _, sb := range sandboxes {
+		f, err := os.Open(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = sb.Upload(t.Context(), "cargo", f, 0o755)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return "~/cargo"
+}
+
 // The promise of the profile packages: the package managers work with what the
 // machine is configured for, and the trail has each request.
 func TestPackages(t *testing.T) {
 	s := networked(t)
 	c := s.as(s.key("red", airlock.Client))
 	repo := gitServer(t)
-	sb := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Profile: "packages", Policy: ownPolicy, Limits: airlock.Limits{MemoryMB: 2048}})
+	secure := s.secure(t, http.HandlerFunc(webSocket))
+	socket := strings.Replace(secure, "https://", "wss://", 1)
+	sb := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Profile: "packages", Policy: ownPolicy, Limits: airlock.Limits{MemoryMB: 2048, DiskMB: 4096, Processes: 1024}})
 	off := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Profile: "offline"})
+	cargo := uploadCargo(t, sb, off)
+	const venv = `cd $(mktemp -d) && python3 -m venv v && v/bin/pip install -q --no-cache-dir --retries 0 `
+	const npm = `cd $(mktemp -d) && npm install --silent --no-audit --fetch-retries=0 `
+	const pip = "403|resolve|No matching"
 	for _, tool := range []struct {
 		name, host, needs string // host is where one of its requests must go
 		line              string
 		fails             string // offline, in at most a few seconds
 	}{
-		{"pip", "", "python3", `cd $(mktemp -d) && python3 -m venv v && v/bin/pip install -q --no-cache-dir --retries 0 six && v/bin/python -c 'import six; print("works")'`, "403|resolve|No matching"},
-		{"npm", "", "npm", `cd $(mktemp -d) && npm install --silent --no-audit --fetch-retries=0 left-pad && node -e 'require("left-pad"); console.log("works")'`, "403|ENOTFOUND|EAI_AGAIN|.*"},
+		{"pip", "", "python3", venv + `six && v/bin/python -c 'import six; print("works")'`, pip},
+		{"uv", inside, "python3", venv + `uv && v/bin/uv venv -q w && v/bin/uv pip install -q -p w requests 'httpx[http2]' && w/bin/python -c '
+import requests, httpx, urllib.request
+assert requests.get("` + secure + `").text == "hello"
+assert httpx.get("` + secure + `").text == "hello"
+with httpx.Client(http2=True) as c:
+    r = c.get("` + secure + `")
+    assert r.text == "hello" and r.http_version == "HTTP/2", r.http_version
+assert urllib.request.urlopen("` + secure + `").read() == b"hello"
+print("works")'`, pip},
+		{"npm", "", "npm", npm + `left-pad && node -e 'require("left-pad"); console.log("works")'`, "403|ENOTFOUND|EAI_AGAIN|.*"},
+		{"yarn and pnpm", "", "npm", npm + `yarn@1 pnpm@9 && B=$PWD/node_modules/.bin && mkdir y p && cd y && echo '{}' > package.json && $B/yarn add -s left-pad && node -e 'require("left-pad")' &&
+cd ../p && echo '{}' > package.json && $B/pnpm add --silent left-pad && node -e 'require("left-pad"); console.log("works")'`, ".*"},
+		{"fetch", inside, "node", `node -e 'fetch("` + secure + `").then(async (r) => console.log(await r.text() === "hello" ? "works" : "another answer"))'`, "ENOTFOUND|EAI_AGAIN|fetch failed"},
+		{"ws", "", "npm", npm + `ws && node -e 'new (require("ws"))("` + socket + `").on("message", (m) => { console.log(String(m) === "hello" ? "works" : "another message"); process.exit() })'`, ".*"},
+		{"cargo", "", cargo, `cd $(mktemp -d) && mkdir src && touch src/lib.rs && printf '[package]\nname = "t"\nversion = "0.1.0"\nedition = "2021"\n[dependencies]\nitoa = "1"\n' > Cargo.toml && export CARGO_HOME=$PWD/home CARGO_NET_RETRY=0 && ` + cargo + ` -q vendor >/dev/null && ls vendor/itoa/src/lib.rs && echo works`, "resolve|403"},
+		{"maven", "", "mvn", `cd $(mktemp -d) && echo '<project><modelVersion>4.0.0</modelVersion><parent><groupId>org.apache</groupId><artifactId>apache</artifactId><version>23</version><relativePath/></parent><groupId>t</groupId><artifactId>t</artifactId><version>1</version><packaging>pom</packaging></project>' > pom.xml && MAVEN_OPTS=-XX:TieredStopAtLevel=1 mvn -q -B -Dmaven.repo.local=$PWD/r validate && ls r/org/apache/apache/23/apache-23.pom && echo works`, "Unknown host|resolution|403"},
+		{"apt", "", "apt-get", `sudo apt-get -qq -o APT::Update::Error-Mode=any -o Acquire::Languages=none update && sudo DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends hello && /usr/bin/hello && echo works`, "Could not resolve|resolving|403"},
 		{"go", "", "go", `cd $(mktemp -d) && export PATH=$PATH:/usr/local/go/bin HOME=$PWD GOFLAGS=-modcacherw && go mod init x 2>/dev/null && go mod edit -require=golang.org/x/text@v0.3.0 && go mod download golang.org/x/text@v0.3.0 && echo works`, "lookup|403|dial|server misbehaving|no such host"},
 		{"git", inside, "git", `cd $(mktemp -d) && git clone -q ` + repo + ` r && git -C r log --format=%s && echo works`, "resolve"},
 	} {
 		t.Run(tool.name, func(t *testing.T) {
-			if _, err := exec.LookPath(tool.needs); err != nil {
+			if _, err := exec.LookPath(tool.needs); err != nil && tool.needs != "~/cargo" {
 				t.Skipf("%s is not installed", tool.needs)
 			}
 			before := len(s.crossings(sb.ID))
@@ -269,7 +336,7 @@ func TestPackages(t *testing.T) {
 			}
 			hosts := map[string]int{}
 			for _, r := range s.crossings(sb.ID)[before:] {
-				if r.Action == "http:request" && r.Effect == "permit" && r.Outcome == "ok" && r.Status == 200 && r.BytesIn > 0 && r.Path != "" && len(r.Policies) > 1 {
+				if r.Action == "http:request" && r.Effect == "permit" && r.Outcome == "ok" && (r.Status == 200 || r.Status == 101) && r.BytesIn > 0 && r.Path != "" && len(r.Policies) > 1 {
 					hosts[r.Resource]++
 				}
 			}
