@@ -51,6 +51,11 @@ func Main(log *slog.Logger) int {
 		log.Error("the gateway does not run as root")
 		return 1
 	}
+	return Serve(log)
+}
+
+// Serve is Main in a process that keeps what it may do, as those of tests.
+func Serve(log *slog.Logger) int {
 	unix.CloseOnExec(SocketFD)
 	conn, err := socket(os.NewFile(SocketFD, "server"))
 	if err != nil {
