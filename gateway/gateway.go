@@ -21,6 +21,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"syscall"
@@ -36,6 +37,11 @@ import (
 
 // SocketFD is the descriptor on which the process meets its server.
 const SocketFD = 3
+
+// memorySoft is how many bytes of memory the process takes before garbage is
+// looked for more often than else, which costs time. What is in use is bounded by
+// the flows of each door, not here.
+const memorySoft = 2560 << 20
 
 // Main is the gateway's process. It returns its exit code when the server ends
 // or hangs up.
@@ -56,6 +62,7 @@ func Main(log *slog.Logger) int {
 
 // Serve is Main in a process that keeps what it may do, as those of tests.
 func Serve(log *slog.Logger) int {
+	debug.SetMemoryLimit(memorySoft)
 	unix.CloseOnExec(SocketFD)
 	conn, err := socket(os.NewFile(SocketFD, "server"))
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -53,7 +54,7 @@ type host struct {
 	gateway *process.Gateway
 }
 
-func newHost(t testing.TB, budgets wire.Budgets, answer http.HandlerFunc) *host {
+func newHost(t testing.TB, budgets wire.Budgets, answer http.HandlerFunc, env ...string) *host {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("only root runs a process as another user")
@@ -67,8 +68,9 @@ func newHost(t testing.TB, budgets wire.Budgets, answer http.HandlerFunc) *host 
 	var serving sync.WaitGroup
 	serving.Go(func() { server.Serve(connected{l}) })
 	t.Cleanup(func() { server.Close(); serving.Wait() })
+	proxy := "http://" + l.Addr().String()
 	h.gateway, err = process.Start(t.Context(), process.Config{
-		Name: childName, UID: 0x6ffffffd, Stderr: os.Stderr, Env: []string{"HTTP_PROXY=http://" + l.Addr().String(), "HTTPS_PROXY=http://" + l.Addr().String()}, Decider: &permits{}, Log: slog.New(slog.DiscardHandler),
+		Name: childName, UID: 0x6ffffffd, Stderr: os.Stderr, Env: append(env, "HTTP_PROXY="+proxy, "HTTPS_PROXY="+proxy), Decider: &permits{}, Log: slog.New(slog.DiscardHandler),
 		Start: wire.Start{Root: h.inner.cert.Raw, Key: key, ProxyResolves: true, Budgets: budgets},
 	})
 	must(t, err)
@@ -91,11 +93,16 @@ func (l connected) Accept() (net.Conn, error) {
 	return c, nil
 }
 
+// example is the address that sandboxes remember of example.com.
+var example = netip.MustParseAddr("198.18.0.1")
+
 // open makes a sandbox whose door the process has.
 func (h *host) open() *sandbox {
 	h.t.Helper()
 	door, end := pair(h.t)
-	must(h.t, h.gateway.Open(h.t.Context(), wire.Door{Sandbox: fmt.Sprintf("sandbox %d", end.Fd())}, door))
+	must(h.t, h.gateway.Open(h.t.Context(), wire.Door{
+		Sandbox: fmt.Sprintf("sandbox %d", end.Fd()), Names: []wire.Binding{{Name: "example.com", Place: 0}},
+	}, door))
 	h.t.Cleanup(func() { end.Close() })
 	return &sandbox{world: h.world, s: newStack(h.t, end)}
 }
