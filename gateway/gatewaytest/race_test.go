@@ -2,4 +2,4 @@
 
 package gatewaytest
 
-const race = true // it takes memory of its own
+const race = true
