@@ -23,12 +23,22 @@ import (
 	"airlock.dev/airlock/gateway/wire"
 )
 
-const childName = "gateway-of-a-test"
+const (
+	childName = "gateway-of-a-test"
+	guestName = "guest-of-a-test"
+)
 
 // The test's own binary is the gateway's process, too.
 func TestMain(m *testing.M) {
 	if os.Args[0] == childName {
 		os.Exit(gateway.Serve(slog.New(slog.NewTextHandler(os.Stderr, nil))))
+	}
+	if os.Args[0] == guestName {
+		if err := runGuest(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
 	}
 	os.Exit(m.Run())
 }
@@ -99,12 +109,18 @@ var example = netip.MustParseAddr("198.18.0.1")
 // open makes a sandbox whose door the process has.
 func (h *host) open() *sandbox {
 	h.t.Helper()
+	return &sandbox{world: h.world, s: newStack(h.t, h.wire())}
+}
+
+// wire gives the process a door, and returns the guest's end.
+func (h *host) wire() *os.File {
+	h.t.Helper()
 	door, end := pair(h.t)
 	must(h.t, h.gateway.Open(h.t.Context(), wire.Door{
 		Sandbox: fmt.Sprintf("sandbox %d", end.Fd()), Names: []wire.Binding{{Name: "example.com", Place: 0}},
 	}, door))
 	h.t.Cleanup(func() { end.Close() })
-	return &sandbox{world: h.world, s: newStack(h.t, end)}
+	return end
 }
 
 // memory is a line of the process's status, such as VmRSS, in bytes.
