@@ -23,6 +23,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"syscall"
@@ -38,6 +39,11 @@ import (
 
 // SocketFD is the descriptor on which the process meets its server.
 const SocketFD = 3
+
+// memorySoft is how many bytes of memory the process takes before garbage is
+// looked for more often than else, which costs time. What is in use is bounded by
+// the flows of each door, not here.
+const memorySoft = 2560 << 20
 
 // Main is the gateway's process. It returns its exit code when the server ends
 // or hangs up.
@@ -56,6 +62,12 @@ func Main(log *slog.Logger) int {
 		log.Error("the gateway does not run as root")
 		return 1
 	}
+	return Serve(log)
+}
+
+// Serve is Main in a process that keeps what it may do, as those of tests.
+func Serve(log *slog.Logger) int {
+	debug.SetMemoryLimit(memorySoft)
 	unix.CloseOnExec(SocketFD)
 	conn, err := socket(os.NewFile(SocketFD, "server"))
 	if err != nil {

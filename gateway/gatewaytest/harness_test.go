@@ -22,7 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -279,13 +278,7 @@ func (w *world) open() *sandbox {
 func (w *world) wire() (*sandbox, *os.File) {
 	t := w.t
 	t.Helper()
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	must(t, err)
-	for _, fd := range ends { // more than the system's limit only as root
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20) != nil {
-			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20)
-		}
-	}
+	ours, end := pair(t)
 	b := &sandbox{world: w}
 	names, err := dns.NewNames(synthetic4, synthetic6, 64)
 	must(t, err)
@@ -297,8 +290,7 @@ func (w *world) wire() (*sandbox, *os.File) {
 		Hold: names.Hold, Own: []netip.Addr{gateway4, gateway6}, Limits: w.limits,
 	})
 	must(t, err)
-	end := os.NewFile(uintptr(ends[1]), "guest")
-	b.door, err = door.Open(os.NewFile(uintptr(ends[0]), "door"), w.config, b)
+	b.door, err = door.Open(ours, w.config, b)
 	must(t, err)
 	t.Cleanup(func() { end.Close() })
 	t.Cleanup(b.dns.Close)

@@ -51,6 +51,7 @@ type conn struct {
 	refused *Denied     // all requests are, for what the connection said itself
 	drained atomic.Bool // what is left of a body must come soon, or nothing more is read
 	spoiled atomic.Bool
+	rests   chan struct{} // the server has given it back, see lent
 
 	mu     sync.Mutex
 	at     place
@@ -78,6 +79,9 @@ type connKey struct{}
 func connOf(nc net.Conn) *conn {
 	if t, ok := nc.(*tls.Conn); ok {
 		nc = t.NetConn()
+	}
+	if l, ok := nc.(*lent); ok {
+		return l.conn
 	}
 	return nc.(*conn)
 }

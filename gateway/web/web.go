@@ -149,7 +149,8 @@ type Router interface {
 type Flow interface {
 	To() netip.AddrPort
 	// Accept completes the connection. If it has methods CloseWrite and Abort
-	// they end one direction, and reset it.
+	// they end one direction, and reset it. If it has Await, as door.Conn has,
+	// what it takes is next to nothing while it waits for a request.
 	Accept() (net.Conn, error)
 	// Refuse resets it.
 	Refuse()
@@ -297,7 +298,8 @@ func Open(cfg Config) (*Door, error) {
 		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, connOf(nc))
 		},
-		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 512 << 10},
+		ConnState: lentState,
+		HTTP2:     &http.HTTP2Config{MaxConcurrentStreams: 100, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 512 << 10},
 	}
 	d.work.Go(func() { d.server.Serve(d.listener) })
 	return d, nil
@@ -352,7 +354,7 @@ func (d *Door) Serve(ctx context.Context, f Flow) {
 	c, release := d.begun(ctx, f)
 	defer release()
 	if c != nil {
-		<-c.done // nearly all flows are here, with little on their stacks
+		d.await(c)
 	}
 }
 
@@ -467,7 +469,7 @@ func (d *Door) sniff(c *conn, mode Mode) *conn {
 // http hands a connection to the server, which closes it.
 func (d *Door) http(c *conn, nc net.Conn) *conn {
 	select {
-	case d.listener.conns <- nc:
+	case d.listener.conns <- lend(c, nc):
 	case <-d.listener.done:
 		c.Close()
 	case <-c.ctx.Done():
