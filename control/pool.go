@@ -29,6 +29,9 @@ const (
 	poolSlots  = 10
 	// fillers start sandboxes at one time: more would slow those that are asked for.
 	fillers = 2
+	// quiet is how long nobody has asked when what was taken is replaced, as long as
+	// some are left: who is served comes first.
+	quiet = 100 * time.Millisecond
 	// stocksMost bounds the kinds that are counted.
 	stocksMost = 32
 	// fillPause follows a start that failed, and drainPause a lack of room.
@@ -115,6 +118,7 @@ type stock struct {
 	filling int
 	demand  demand
 	pause   time.Time // until then none is started
+	taken   time.Time // the last one
 }
 
 // pool keeps the stocks filled. Its goroutines end with run's context.
@@ -185,7 +189,8 @@ func (p *pool) take(img image.Image, l airlock.Limits) *warm {
 		return nil
 	}
 	s := p.stockOf(img, l)
-	s.demand.add(p.now())
+	s.taken = p.now()
+	s.demand.add(s.taken)
 	for len(s.ready) > 0 {
 		w := s.ready[0]
 		s.ready = s.ready[1:]
@@ -256,8 +261,8 @@ func (p *pool) poke() {
 // run keeps the stocks filled until ctx ends; then it ends what is ready.
 func (p *pool) run(ctx context.Context) {
 	defer p.work.Wait()
-	ticker := time.NewTicker(fillPause)
-	defer ticker.Stop()
+	again := time.NewTimer(0)
+	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -272,15 +277,19 @@ func (p *pool) run(ctx context.Context) {
 			}
 			return
 		case <-p.wake:
-		case <-ticker.C:
+		case <-again.C:
 		}
-		p.fill(ctx)
+		if later := p.fill(ctx); later > 0 {
+			again.Reset(later)
+		} else {
+			again.Reset(fillPause)
+		}
 	}
 }
 
 // fill starts what is missing, as far as there is room, and ends what nobody asks
-// for any more.
-func (p *pool) fill(ctx context.Context) {
+// for any more. If it has left something for later, it says when that is.
+func (p *pool) fill(ctx context.Context) (later time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()
@@ -307,11 +316,18 @@ func (p *pool) fill(ctx context.Context) {
 				total--
 			}
 		}
+		if wait := s.taken.Add(quiet).Sub(now); wait > 0 && len(s.ready) > 0 {
+			if later == 0 || wait < later {
+				later = wait
+			}
+			continue
+		}
 		for len(s.ready)+s.filling < wants[k] && total < p.size.Most && filling < fillers && !now.Before(s.pause) && p.admission.hold() {
 			s.filling, total, filling = s.filling+1, total+1, filling+1
 			p.work.Go(func() { p.start(ctx, s) })
 		}
 	}
+	return later
 }
 
 // start makes one sandbox ready.
