@@ -44,6 +44,7 @@ func Check(ctx context.Context, dataDir string) []Finding {
 func Required(ctx context.Context, dataDir string) []Finding {
 	return []Finding{
 		user(),
+		program("/proc/self/exe"),
 		kernel(),
 		cgroups(),
 		userNamespace(ctx),

@@ -124,6 +124,25 @@ func TestCgroups(t *testing.T) {
 	}
 }
 
+func TestProgram(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "airlock")
+	for _, c := range []struct {
+		mode  os.FileMode
+		state State
+	}{{0o755, OK}, {0o555, OK}, {0o700, Fail}, {0o750, Fail}, {0o754, Fail}, {0o751, Fail}} {
+		if err := os.WriteFile(file, nil, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		if f := program(file); f.State != c.state || (c.state == Fail) != (f.Remedy == "chmod o+rx "+file) {
+			t.Errorf("%#o: %+v", c.mode, f)
+		}
+		os.Remove(file)
+	}
+}
+
 func TestDataDirectory(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

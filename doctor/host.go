@@ -20,6 +20,23 @@ func user() Finding {
 	return ok("user", "root")
 }
 
+// program looks at the mode of the running program's file: the gateway and each
+// sandbox's kernel are the same file, run by users who own nothing.
+func program(path string) Finding {
+	const name = "binary"
+	info, err := os.Stat(path)
+	if err != nil {
+		return fail(name, err.Error(), "mount /proc")
+	}
+	if target, err := os.Readlink(path); err == nil {
+		path = target
+	}
+	if mode := info.Mode().Perm(); mode&0o005 != 0o005 {
+		return fail(name, fmt.Sprintf("%s has the mode %#o: users who own nothing cannot run it", path, mode), "chmod o+rx "+path)
+	}
+	return ok(name, path)
+}
+
 // leastKernel is the oldest release on which everything used is present
 // (pidfds, close_range, time-bounded cgroup kills).
 var leastKernel = [2]int{5, 10}
