@@ -42,7 +42,8 @@ type CreateRequest struct {
 	// Secrets are the team's that it may use, by the variables that its
 	// processes get placeholders in.
 	Secrets map[string]string
-	Key     string // a create with the key of a sandbox that runs returns that one; "" is none
+	Key     string  // a create with the key of a sandbox that runs returns that one; "" is none
+	Timing  *Timing // of the create; may be nil
 }
 
 // MaxTimeout is the longest life that can be asked for at one time.
@@ -285,8 +286,8 @@ func (c *Sandboxes) greet(ctx context.Context, mux *channel.Mux, sb airlock.Sand
 }
 
 // boot starts a sandbox that nobody owns yet; on an error nothing of it remains.
-func (c *Sandboxes) boot(ctx context.Context, id string, img image.Image, l airlock.Limits) (isolation.Sandbox, *channel.Mux, error) {
-	spec := isolation.Spec{ID: id, RootFS: img.RootFS, Guest: img.Guest, Hostname: "sandbox", Limits: l}
+func (c *Sandboxes) boot(ctx context.Context, id string, img image.Image, l airlock.Limits, timing *Timing) (isolation.Sandbox, *channel.Mux, error) {
+	spec := isolation.Spec{ID: id, RootFS: img.RootFS, Guest: img.Guest, Hostname: "sandbox", Limits: l, Step: timing.step}
 	if c.gateway != nil {
 		spec.Link = &link
 	}
@@ -295,6 +296,7 @@ func (c *Sandboxes) boot(ctx context.Context, id string, img image.Image, l airl
 		return nil, nil, err
 	}
 	mux, err := c.dial(ctx, box)
+	timing.step("channel")
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), greetTimeout)
 		defer cancel()
@@ -367,7 +369,9 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if err := c.mayProxy(ctx, sb, req.Network.EgressProxy); err != nil {
 		return airlock.Sandbox{}, err
 	}
+	req.Timing.step("image")
 	ready := c.pool.take(img, limits)
+	req.Timing.step("take")
 	if ready != nil {
 		sb.ID = ready.id
 		defer func() {
@@ -380,6 +384,7 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if err != nil {
 		return airlock.Sandbox{}, err
 	}
+	req.Timing.step("decide")
 	err = c.admission.reserve(p.Team, limits)
 	if errors.Is(err, errHostFull) { // those that nobody asked for go first
 		if ready != nil {
@@ -394,9 +399,10 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 		done(outcomeOf(err))
 		return airlock.Sandbox{}, err
 	}
+	req.Timing.step("reserve")
 	claimed := ready
 	ready = nil // whatever happens from here on, it is nobody else's
-	l, err := c.start(ctx, sb, request, img, claimed)
+	l, err := c.start(ctx, sb, request, img, claimed, req.Timing)
 	done(outcomeOf(err))
 	if err != nil {
 		c.admission.release(p.Team, limits)
@@ -448,7 +454,7 @@ func validTimeout(d time.Duration) error {
 // start makes a sandbox of its owner's: one that is ready, or a new one. That a
 // new one begins is written down before it does, so that a server that dies in
 // between leaves nothing unknown; what is ready and nobody's is swept anyway.
-func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *policy.Set, img image.Image, ready *warm) (_ *live, err error) {
+func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *policy.Set, img image.Image, ready *warm, timing *Timing) (_ *live, err error) {
 	var box isolation.Sandbox
 	var mux *channel.Mux
 	defer func() {
@@ -470,6 +476,7 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		if err := c.greet(ctx, ready.mux, sb); err == nil {
 			box, mux = ready.box, ready.mux
 			c.pool.claimed()
+			timing.step("greet")
 		} else {
 			c.cfg.Log.Warn("a sandbox that was ready does not answer; another one is started", "sandbox", sb.ID, "err", err)
 			c.pool.end(ready)
@@ -479,12 +486,14 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		if err := c.remember(ctx, sb); err != nil {
 			return nil, err
 		}
-		if box, mux, err = c.boot(ctx, sb.ID, img, sb.Limits); err != nil {
+		timing.step("remember")
+		if box, mux, err = c.boot(ctx, sb.ID, img, sb.Limits, timing); err != nil {
 			return nil, fmt.Errorf("create sandbox: %w", err)
 		}
 		if err := c.greet(ctx, mux, sb); err != nil {
 			return nil, fmt.Errorf("create sandbox: %w", err)
 		}
+		timing.step("greet")
 	}
 	sb.State = airlock.Running
 	// The lease begins when the client can use it.
@@ -493,10 +502,12 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 	if err := c.remember(ctx, sb); err != nil {
 		return nil, err
 	}
+	timing.step("remember")
 	if err := c.openDoor(ctx, box, sb); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	l := newLive(sb, request, box, mux)
+	timing.step("door")
 	start := "cold"
 	if ready != nil && box == ready.box {
 		start = "pool"

@@ -125,7 +125,7 @@ type stock struct {
 type pool struct {
 	size      PoolSize
 	admission *admission
-	boot      func(ctx context.Context, id string, img image.Image, l airlock.Limits) (isolation.Sandbox, *channel.Mux, error)
+	boot      func(ctx context.Context, id string, img image.Image, l airlock.Limits, timing *Timing) (isolation.Sandbox, *channel.Mux, error)
 	failed    func(err error)
 	now       func() time.Time
 
@@ -334,7 +334,7 @@ func (p *pool) fill(ctx context.Context) (later time.Duration) {
 func (p *pool) start(ctx context.Context, s *stock) {
 	w := &warm{id: newID()}
 	var err error
-	if w.box, w.mux, err = p.boot(ctx, w.id, s.img, s.limits); err != nil {
+	if w.box, w.mux, err = p.boot(ctx, w.id, s.img, s.limits, nil); err != nil {
 		p.admission.unhold()
 		if !errors.Is(err, context.Canceled) {
 			p.failed(err)
