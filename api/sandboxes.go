@@ -243,10 +243,16 @@ func (s *server) create(w http.ResponseWriter, r *request, defaultTimeout int64)
 	if req.Key, err = idempotencyKey(r.Header); err != nil {
 		return err
 	}
+	req.Timing = control.NewTiming()
 	sb, err := s.Sandboxes.Create(r.Context(), r.caller, req)
 	if err != nil {
 		return err
 	}
+	var timing []string
+	for _, step := range req.Timing.Steps {
+		timing = append(timing, fmt.Sprintf("%s;dur=%.3f", step.Name, float64(step.Took)/float64(time.Millisecond)))
+	}
+	w.Header().Set("Server-Timing", strings.Join(timing, ", ")) // W3C Server Timing, in milliseconds
 	writeJSON(w, http.StatusCreated, s.opened(sb))
 	return nil
 }

@@ -70,24 +70,25 @@ type Deps struct {
 
 // ServeOptions are those of `airlock serve`, checked.
 type ServeOptions struct {
-	DataDir         string
-	RootKey         string // a reference, see keystore.Config; "" is the default
-	KeysDir         string // "" is the default
-	Listen          string // host:port; loopback unless TLSCert and TLSKey are set
-	TLSCert, TLSKey string // files, both or neither
-	Domain          string // what sandboxes' host names end in; may be empty
-	Policies        string // directory; "" is the built-in ones
-	Witnesses       string // file with a witness policy; "" is none
-	AuditPeriod     audit.Period
-	AuditBudget     uint64        // events of one sandbox; 0 is the default
-	AuditRetention  time.Duration // 0 keeps all
-	AuditRepair     bool          // go on after damage of the audit log
-	Hold            time.Duration // how long a crossing waits for approval
-	Network         NetworkBudgets
-	PublicRanges    []netip.Prefix // that count as public
-	ProxyResolves   bool           // names are the proxy\'s to resolve
-	MaxMemoryMB     int            // MiB that all sandboxes together may use; 0 is what the host can spare
-	JSON            bool           // log as JSON lines
+	DataDir             string
+	RootKey             string // a reference, see keystore.Config; "" is the default
+	KeysDir             string // "" is the default
+	Listen              string // host:port; loopback unless TLSCert and TLSKey are set
+	TLSCert, TLSKey     string // files, both or neither
+	Domain              string // what sandboxes' host names end in; may be empty
+	Policies            string // directory; "" is the built-in ones
+	Witnesses           string // file with a witness policy; "" is none
+	AuditPeriod         audit.Period
+	AuditBudget         uint64        // events of one sandbox; 0 is the default
+	AuditRetention      time.Duration // 0 keeps all
+	AuditRepair         bool          // go on after damage of the audit log
+	Hold                time.Duration // how long a crossing waits for approval
+	Network             NetworkBudgets
+	PublicRanges        []netip.Prefix // that count as public
+	ProxyResolves       bool           // names are the proxy\'s to resolve
+	MaxMemoryMB         int            // MiB that all sandboxes together may use; 0 is what the host can spare
+	JSON                bool           // log as JSON lines
+	PoolLeast, PoolMost int            // sandboxes that are started ahead
 }
 
 // NetworkBudgets are what each sandbox may use of the network.

@@ -314,6 +314,9 @@ func TestServeOptions(t *testing.T) {
 		{[]string{"--net-flows", "0"}, "--net-flows: 0 is no budget\n  hint: give 1 to 4096"},
 		{[]string{"--net-flows", "4097"}, "give 1 to 4096"},
 		{[]string{"--net-requests", "-5"}, "give 1 to 1000000"},
+		{[]string{"--pool", "50", "--pool-most", "50"}, ""},
+		{[]string{"--pool", "51", "--pool-most", "50"}, "--pool: 51 sandboxes cannot be kept"},
+		{[]string{"--pool-most", "1001"}, "give 0 to 1000"},
 	} {
 		c := newCommand()
 		served := false

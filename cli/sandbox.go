@@ -35,6 +35,12 @@ func (a *app) sandbox() *cobra.Command {
 	return cmd
 }
 
+// traced is a new sandbox, and where the time of its create went.
+type traced struct {
+	client.Info
+	Trace []client.Step `json:"trace"`
+}
+
 func (a *app) sandboxCreate() *cobra.Command {
 	var (
 		limits   limitFlags
@@ -43,6 +49,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 		metadata []string
 		template string
 		net      netFlags
+		trace    bool
 	)
 	cmd := &cobra.Command{
 		Use:   "create",
@@ -80,11 +87,20 @@ func (a *app) sandboxCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if trace {
+				return a.print(traced{s.Info, s.Timing}, func(w io.Writer) {
+					fmt.Fprintln(w, s.ID)
+					for _, step := range s.Timing {
+						fmt.Fprintf(a.Stderr, "%-10s %8.2f ms\n", step.Name, step.Milliseconds)
+					}
+				})
+			}
 			return a.print(s.Info, func(w io.Writer) { fmt.Fprintln(w, s.ID) })
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&template, "template", "base", "what it starts from")
+	flags.BoolVar(&trace, "trace", false, "say where the time of the create went")
 	net.add(cmd)
 	flags.DurationVar(&timeout, "timeout", 5*time.Minute, "kill it after this time")
 	flags.StringArrayVarP(&vars, "env", "e", nil, "NAME=VALUE of a variable of all its processes; may be repeated")

@@ -74,6 +74,12 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 			if err := o.Network.set(netBytes, netAnswer); err != nil {
 				return err
 			}
+			if o.PoolMost < 0 || o.PoolMost > poolMost {
+				return airlock.Invalidf("--pool-most", fmt.Sprintf("give 0 to %d", poolMost), "--pool-most: %d is no number of sandboxes", o.PoolMost)
+			}
+			if o.PoolLeast < 0 || o.PoolLeast > o.PoolMost {
+				return airlock.Invalidf("--pool", "give 0 to as many as --pool-most", "--pool: %d sandboxes cannot be kept with --pool-most %d", o.PoolLeast, o.PoolMost)
+			}
 			if o.Domain != "" && !domainName.MatchString(o.Domain) {
 				return airlock.Invalidf("--domain", "give a host name of two parts or more, such as airlock.localhost or sandbox.example.org; a port may follow", "--domain: %q is no host name for sandboxes", o.Domain)
 			}
@@ -102,9 +108,14 @@ It refuses to start on a machine that cannot run sandboxes and says what to do;
 	flags.IntVar(&o.Network.Requests, "net-requests", 6000, "requests and new connections of one sandbox in a minute")
 	flags.StringVar(&netAnswer, "net-answer", "64GiB", "the largest answer that one sandbox may get to one request")
 	flags.DurationVar(&o.Hold, "approval-timeout", 2*time.Minute, "how long what a policy holds waits for an approver; then it is denied")
+	flags.IntVar(&o.PoolLeast, "pool", 0, "sandboxes with the default limits to keep started before somebody asks for them; beyond, what was asked for within ten minutes is kept")
+	flags.IntVar(&o.PoolMost, "pool-most", 64, "sandboxes to keep started at most, of all kinds; 0 for none")
 	flags.StringVar(&maxMemory, "max-memory", "", "memory that all sandboxes together may use (default: what the machine can spare)")
 	return cmd
 }
+
+// poolMost bounds what --pool-most may say.
+const poolMost = 1000
 
 // Bounds of budgets. Each flow costs the gateway up to 256 KiB of memory, and
 // the first 32 of a sandbox 2 MiB.

@@ -281,10 +281,33 @@ func (c *Client) Create(ctx context.Context, req CreateRequest) (*Sandbox, error
 		body.Limits = &l
 	}
 	var info Info
-	if _, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, body, &info); err != nil {
+	header, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, body, &info)
+	if err != nil {
 		return nil, err
 	}
-	return c.open(info)
+	s, err := c.open(info)
+	if err == nil {
+		s.Timing = timing(header.Get("Server-Timing"))
+	}
+	return s, err
+}
+
+// Step is a part of what the server did for a create.
+type Step struct {
+	Name         string  `json:"step"`
+	Milliseconds float64 `json:"milliseconds"`
+}
+
+// timing reads a header Server-Timing (W3C) as our servers write it, and passes
+// over all else.
+func timing(header string) (all []Step) {
+	for part := range strings.SplitSeq(header, ", ") {
+		name, dur, ok := strings.Cut(part, ";dur=")
+		if ms, err := strconv.ParseFloat(dur, 64); ok && err == nil {
+			all = append(all, Step{name, ms})
+		}
+	}
+	return all
 }
 
 // Get returns a running sandbox.

@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -502,5 +503,19 @@ func TestLogsPageByTime(t *testing.T) {
 	})
 	if err != nil || next != 2500 {
 		t.Errorf("%v after %d events", err, next)
+	}
+}
+
+func TestTiming(t *testing.T) {
+	for header, want := range map[string][]Step{
+		"":                              nil,
+		"take;dur=0.010, door;dur=1.5":  {{"take", 0.01}, {"door", 1.5}},
+		"cache;desc=\"x\", door;dur=2":  {{"door", 2}},
+		"door;dur=many, ;dur=, dur=1":   nil,
+		"proxy;dur=3, take;dur=0.1;x=y": {{"proxy", 3}},
+	} {
+		if got := timing(header); !slices.Equal(got, want) {
+			t.Errorf("%q: %v, want %v", header, got, want)
+		}
 	}
 }

@@ -24,6 +24,7 @@ const dataPort = "49983"
 // Sandbox is the way into one running sandbox.
 type Sandbox struct {
 	Info
+	Timing  []Step // of its create; nil for one that existed
 	c       *Client
 	process envd.ProcessClient
 }

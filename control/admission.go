@@ -1,6 +1,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -34,6 +35,8 @@ const (
 	kernelMB        = 32 // the application kernel and its file server
 	kernelThreads   = 48
 	descriptorsEach = 6
+	guestMB         = 16
+	poolShare       = 4 // the pool has at most this part of the host
 )
 
 // admission reserves. The host keeps what is not in its Capacity.
@@ -43,6 +46,7 @@ type admission struct {
 	mu     sync.Mutex
 	total  Capacity
 	byTeam map[string]Capacity
+	held   int // sandboxes in the pool, whose cost is in total
 }
 
 func newAdmission(host, team Capacity) *admission {
@@ -53,6 +57,11 @@ func newAdmission(host, team Capacity) *admission {
 // time in which sandboxes of a busy host end.
 const retryAfter = 5
 
+const thisHost = "this host"
+
+// errHostFull is why a reservation fails that others' sandboxes leave no room for.
+var errHostFull = errors.New("the host is full")
+
 // reserve takes l's cost, or says which resource of whom is short.
 func (a *admission) reserve(team string, l airlock.Limits) error {
 	c := cost(l)
@@ -61,7 +70,7 @@ func (a *admission) reserve(team string, l airlock.Limits) error {
 	for _, side := range []struct {
 		whose      string
 		have, used Capacity
-	}{{"this host", a.host, a.total}, {"team " + team, a.team, a.byTeam[team]}} {
+	}{{thisHost, a.host, a.total}, {"team " + team, a.team, a.byTeam[team]}} {
 		for _, r := range []struct {
 			name             string
 			have, used, want int
@@ -74,19 +83,52 @@ func (a *admission) reserve(team string, l airlock.Limits) error {
 			{"sandboxes", side.have.Sandboxes, side.used.Sandboxes, c.Sandboxes, ""},
 		} {
 			if r.used+r.want > r.have {
-				return &airlock.Error{
+				err := &airlock.Error{
 					Code:       airlock.Exhausted,
 					Field:      r.name,
 					Message:    fmt.Sprintf("not enough %s: the sandbox needs %d%s and %s has %d%s of %d%s left", r.name, r.want, r.unit, side.whose, max(0, r.have-r.used), r.unit, r.have, r.unit),
 					Hint:       "wait for sandboxes to end, kill some, or ask for less in limits",
 					RetryAfter: retryAfter,
 				}
+				if side.whose == thisHost {
+					return err.Because(errHostFull)
+				}
+				return err
 			}
 		}
 	}
 	a.total = add(a.total, c, 1)
 	a.byTeam[team] = add(a.byTeam[team], c, 1)
 	return nil
+}
+
+// idle is what a sandbox costs in which nothing of a user runs.
+var idle = Capacity{MemoryMB: kernelMB + guestMB, Processes: kernelThreads, Descriptors: descriptorsEach}
+
+// hold takes what one in the pool costs, while that leaves most of the host to
+// sandboxes that somebody asked for.
+func (a *admission) hold() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	total, pool := add(a.total, idle, 1), Capacity{MemoryMB: (a.held + 1) * idle.MemoryMB, Processes: (a.held + 1) * idle.Processes, Descriptors: (a.held + 1) * idle.Descriptors}
+	for _, r := range [][3]int{
+		{a.host.MemoryMB, total.MemoryMB, pool.MemoryMB},
+		{a.host.Processes, total.Processes, pool.Processes},
+		{a.host.Descriptors, total.Descriptors, pool.Descriptors},
+	} {
+		if have, used, pooled := r[0], r[1], r[2]; used > have || pooled > have/poolShare {
+			return false
+		}
+	}
+	a.total, a.held = total, a.held+1
+	return true
+}
+
+// unhold is its inverse.
+func (a *admission) unhold() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.total, a.held = add(a.total, idle, -1), a.held-1
 }
 
 // adopt takes l's cost whatever is left: the sandbox runs already.

@@ -42,7 +42,8 @@ type CreateRequest struct {
 	// Secrets are the team's that it may use, by the variables that its
 	// processes get placeholders in.
 	Secrets map[string]string
-	Key     string // a create with the key of a sandbox that runs returns that one; "" is none
+	Key     string  // a create with the key of a sandbox that runs returns that one; "" is none
+	Timing  *Timing // of the create; may be nil
 }
 
 // MaxTimeout is the longest life that can be asked for at one time.
@@ -68,6 +69,7 @@ type Config struct {
 	Team      Capacity // of one team's
 	Log       *slog.Logger
 
+	Pool     PoolSize      // sandboxes that are started ahead
 	Boundary Boundary      // what every act passes
 	Hold     time.Duration // how long a crossing waits for approval; 0 is DefaultHold
 	Secrets  Secrets       // of teams; nil: there are none
@@ -86,6 +88,7 @@ type Sandboxes struct {
 	epoch     uint64
 	once      once
 
+	pool      *pool
 	approvals approvals
 	gateway   Gateway // nil: no sandbox has a network
 	// secretChanges counts the changes of secrets: a sandbox that is being made
@@ -97,8 +100,8 @@ type Sandboxes struct {
 	closed bool
 	wg     sync.WaitGroup // one for each live sandbox's watcher
 
-	stopSampling func()
-	sampling     sync.WaitGroup
+	stop       func()         // ends what background has
+	background sync.WaitGroup // samples, and the pool
 }
 
 // live is a sandbox that runs.
@@ -129,7 +132,10 @@ type live struct {
 // New opens the sandboxes of a host and begins a new epoch: what an earlier
 // server said to a guest is over.
 func New(ctx context.Context, cfg Config) (*Sandboxes, error) {
-	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), once: once{running: map[[2]string]chan struct{}{}}, live: map[string]*live{}, stopSampling: func() {}}
+	c := &Sandboxes{cfg: cfg, admission: newAdmission(cfg.Host, cfg.Team), once: once{running: map[[2]string]chan struct{}{}}, live: map[string]*live{}, stop: func() {}}
+	c.pool = newPool(cfg.Pool, c.admission)
+	c.pool.boot = c.boot
+	c.pool.failed = func(err error) { cfg.Log.Error("keep sandboxes ready", "err", err) }
 	c.approvals = approvals{hold: cfg.Hold, all: map[string]*held{}}
 	if cfg.Hold == 0 {
 		c.approvals.hold = DefaultHold
@@ -211,9 +217,10 @@ func (c *Sandboxes) Recover(ctx context.Context) error {
 	if len(records)+len(swept) > 0 {
 		c.cfg.Log.Info("recovered", "sandboxes", len(c.live), "remembered", len(records), "swept", len(swept))
 	}
-	sampling, stop := context.WithCancel(context.WithoutCancel(ctx)) // ends with Close
-	c.stopSampling = stop
-	c.sampling.Go(func() { c.sample(sampling, sampleEvery) })
+	background, stop := context.WithCancel(context.WithoutCancel(ctx)) // ends with Close
+	c.stop = stop
+	c.background.Go(func() { c.sample(background, sampleEvery) })
+	c.background.Go(func() { c.pool.run(background) })
 	return nil
 }
 
@@ -228,8 +235,12 @@ func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	mux, err := c.greet(ctx, box, sb)
+	mux, err := c.dial(ctx, box)
 	if err != nil {
+		return err
+	}
+	if err := c.greet(ctx, mux, sb); err != nil {
+		mux.Close()
 		return err
 	}
 	request, err := policy.FromRequest(sb.Profile, sb.Policy, sb.Network, c.cfg.Registries)
@@ -242,8 +253,8 @@ func (c *Sandboxes) adopt(ctx context.Context, sb airlock.Sandbox) error {
 	return nil
 }
 
-// greet opens the channel for this server and tells the guest its settings.
-func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock.Sandbox) (*channel.Mux, error) {
+// dial opens the channel for this server.
+func (c *Sandboxes) dial(ctx context.Context, box isolation.Sandbox) (*channel.Mux, error) {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	conn, err := box.Dial(ctx)
@@ -255,20 +266,46 @@ func (c *Sandboxes) greet(ctx context.Context, box isolation.Sandbox, sb airlock
 		conn.Close()
 		return nil, err
 	}
+	return mux, nil
+}
+
+// greet tells the guest its settings.
+func (c *Sandboxes) greet(ctx context.Context, mux *channel.Mux, sb airlock.Sandbox) error {
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	defer cancel()
 	env := map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sb.ID, "E2B_TEMPLATE_ID": sb.TemplateID}
 	maps.Copy(env, c.cfg.Image.Env)
 	maps.Copy(env, sb.Env)
 	for _, p := range sb.Placeholders {
 		env[p.Variable] = p.Text
 	}
-	_, err = channel.Call[channel.HelloReply](ctx, mux, channel.MethodHello, channel.Hello{
+	_, err := channel.Call[channel.HelloReply](ctx, mux, channel.MethodHello, channel.Hello{
 		SandboxID: sb.ID, Env: env, MemoryBytes: int64(sb.Limits.MemoryMB) << 20, Processes: sb.Limits.Processes, OpenFiles: sb.Limits.OpenFiles,
 	})
 	if err != nil {
-		mux.Close()
-		return nil, fmt.Errorf("greet the guest: %w", err)
+		return fmt.Errorf("greet the guest: %w", err)
 	}
-	return mux, nil
+	return nil
+}
+
+// boot starts a sandbox that nobody owns yet; on an error nothing of it remains.
+func (c *Sandboxes) boot(ctx context.Context, id string, img image.Image, l airlock.Limits, timing *Timing) (isolation.Sandbox, *channel.Mux, error) {
+	spec := isolation.Spec{ID: id, RootFS: img.RootFS, Guest: img.Guest, Hostname: "sandbox", Limits: l, Step: timing.step}
+	if c.gateway != nil {
+		spec.Link = &link
+	}
+	box, err := c.cfg.Driver.Create(ctx, spec)
+	if err != nil {
+		return nil, nil, err
+	}
+	mux, err := c.dial(ctx, box)
+	timing.step("channel")
+	if err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), greetTimeout)
+		defer cancel()
+		return nil, nil, errors.Join(err, box.Destroy(undo))
+	}
+	return box, mux, nil
 }
 
 func newLive(sb airlock.Sandbox, request *policy.Set, box isolation.Sandbox, mux *channel.Mux) *live {
@@ -316,8 +353,12 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if err != nil {
 		return airlock.Sandbox{}, err
 	}
+	img, err := c.image(p.Team)
+	if err != nil {
+		return airlock.Sandbox{}, err
+	}
 	sb := airlock.Sandbox{
-		ID: newID(), Team: p.Team, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
+		ID: newID(), Team: p.Team, TrustID: img.TrustID, TemplateID: req.Template, State: airlock.Creating, Metadata: req.Metadata, Env: req.Env,
 		Limits: limits, StartedAt: time.Now().UTC(), Network: req.Network, AccessToken: rand.Text() + rand.Text(),
 		Profile: req.Profile, Policy: req.Policy, Creator: airlock.Creator{KeyID: p.KeyID, Owner: p.Owner}, CreateKey: req.Key, CreateDigest: digest, CreateRules: rules,
 	}
@@ -331,21 +372,58 @@ func (c *Sandboxes) Create(ctx context.Context, p airlock.Principal, req CreateR
 	if err := c.mayProxy(ctx, sb, req.Network.EgressProxy); err != nil {
 		return airlock.Sandbox{}, err
 	}
+	req.Timing.step("image")
+	ready := c.pool.take(img, limits)
+	req.Timing.step("take")
+	if ready != nil {
+		sb.ID = ready.id
+		defer func() {
+			if ready != nil {
+				c.pool.put(ready, img, limits)
+			}
+		}()
+	}
 	done, err := c.cfg.Boundary.inside(ctx, creation(p, sb, request, req.Timeout))
 	if err != nil {
 		return airlock.Sandbox{}, err
 	}
-	if err := c.admission.reserve(p.Team, limits); err != nil {
+	req.Timing.step("decide")
+	err = c.admission.reserve(p.Team, limits)
+	if errors.Is(err, errHostFull) { // those that nobody asked for go first
+		if ready != nil {
+			c.pool.put(ready, img, limits)
+			ready = nil
+		}
+		if c.pool.drain() > 0 {
+			err = c.admission.reserve(p.Team, limits)
+		}
+	}
+	if err != nil {
 		done(outcomeOf(err))
 		return airlock.Sandbox{}, err
 	}
-	l, err := c.start(ctx, sb, request)
+	req.Timing.step("reserve")
+	claimed := ready
+	ready = nil // whatever happens from here on, it is nobody else's
+	l, err := c.start(ctx, sb, request, img, claimed, req.Timing)
 	done(outcomeOf(err))
 	if err != nil {
 		c.admission.release(p.Team, limits)
 		return airlock.Sandbox{}, err
 	}
 	return l.get(), nil
+}
+
+// image is what sandboxes of a team start from.
+func (c *Sandboxes) image(team string) (image.Image, error) {
+	if c.cfg.OpenImage == nil || !c.cfg.Boundary.Policies().For(team).Passes() {
+		return c.cfg.Image, nil
+	}
+	img, err := c.cfg.OpenImage()
+	if err != nil {
+		return image.Image{}, fmt.Errorf("create sandbox: %w", err)
+	}
+	return img, nil
 }
 
 // creation is the act of making a sandbox, which is one on the team.
@@ -376,13 +454,12 @@ func validTimeout(d time.Duration) error {
 	return nil
 }
 
-// start writes down that a sandbox begins before it does, so that a server
-// that dies in between leaves nothing unknown.
-func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *policy.Set) (_ *live, err error) {
-	if err := c.remember(ctx, sb); err != nil {
-		return nil, err
-	}
+// start makes a sandbox of its owner's: one that is ready, or a new one. That a
+// new one begins is written down before it does, so that a server that dies in
+// between leaves nothing unknown; what is ready and nobody's is swept anyway.
+func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *policy.Set, img image.Image, ready *warm, timing *Timing) (_ *live, err error) {
 	var box isolation.Sandbox
+	var mux *channel.Mux
 	defer func() {
 		if err == nil {
 			return
@@ -390,6 +467,7 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), greetTimeout)
 		defer cancel()
 		if box != nil {
+			mux.Close()
 			if c.gateway != nil {
 				c.gateway.Drop(sb.ID)
 			}
@@ -397,40 +475,48 @@ func (c *Sandboxes) start(ctx context.Context, sb airlock.Sandbox, request *poli
 		}
 		err = errors.Join(err, c.forget(undo, sb.ID))
 	}()
-	img := c.cfg.Image
-	if c.cfg.OpenImage != nil && c.cfg.Boundary.Policies().For(sb.Team).Passes() {
-		if img, err = c.cfg.OpenImage(); err != nil {
-			return nil, fmt.Errorf("create sandbox: %w", err)
+	if ready != nil {
+		if err := c.greet(ctx, ready.mux, sb); err == nil {
+			box, mux = ready.box, ready.mux
+			c.pool.claimed()
+			timing.step("greet")
+		} else {
+			c.cfg.Log.Warn("a sandbox that was ready does not answer; another one is started", "sandbox", sb.ID, "err", err)
+			c.pool.end(ready)
 		}
 	}
-	sb.TrustID = img.TrustID
-	spec := isolation.Spec{ID: sb.ID, RootFS: img.RootFS, Guest: img.Guest, Hostname: "sandbox", Limits: sb.Limits}
-	if c.gateway != nil {
-		spec.Link = &link
-	}
-	box, err = c.cfg.Driver.Create(ctx, spec)
-	if err != nil {
-		return nil, fmt.Errorf("create sandbox: %w", err)
-	}
-	mux, err := c.greet(ctx, box, sb)
-	if err != nil {
-		return nil, fmt.Errorf("create sandbox: %w", err)
+	if box == nil {
+		if err := c.remember(ctx, sb); err != nil {
+			return nil, err
+		}
+		timing.step("remember")
+		if box, mux, err = c.boot(ctx, sb.ID, img, sb.Limits, timing); err != nil {
+			return nil, fmt.Errorf("create sandbox: %w", err)
+		}
+		if err := c.greet(ctx, mux, sb); err != nil {
+			return nil, fmt.Errorf("create sandbox: %w", err)
+		}
+		timing.step("greet")
 	}
 	sb.State = airlock.Running
 	// The lease begins when the client can use it.
 	lease := sb.EndAt.Sub(sb.StartedAt)
 	sb.EndAt = time.Now().UTC().Add(lease)
 	if err := c.remember(ctx, sb); err != nil {
-		mux.Close()
 		return nil, err
 	}
+	timing.step("remember")
 	secrets := c.secretChanges.Load()
 	if err := c.openDoor(ctx, box, sb); err != nil {
-		mux.Close()
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	l := newLive(sb, request, box, mux)
-	l.log.add("info", "sandbox created", nil)
+	timing.step("door")
+	start := "cold"
+	if ready != nil && box == ready.box {
+		start = "pool"
+	}
+	l.log.add("info", "sandbox created", map[string]string{"start": start})
 	c.watch(l)
 	if c.secretChanges.Load() != secrets { // from now on it is told of them
 		if err := c.refresh(context.WithoutCancel(ctx), l); err != nil {
@@ -806,8 +892,8 @@ func (c *Sandboxes) Close(end bool) {
 		all = append(all, l)
 	}
 	c.mu.Unlock()
-	c.stopSampling()
-	c.sampling.Wait()
+	c.stop()
+	c.background.Wait()
 	for _, l := range all {
 		c.tellRefused(l, time.Now().Add(refusedEvery))
 	}

@@ -35,6 +35,7 @@ type host struct {
 	keys     control.Sealer
 	policies *policy.Policies
 	hold     time.Duration // that approvals are waited for
+	pool     control.PoolSize
 	*control.Sandboxes
 }
 
@@ -70,7 +71,7 @@ func (h *host) restart() {
 	team.Sandboxes = 3
 	var err error
 	h.Sandboxes, err = control.New(h.t.Context(), control.Config{
-		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest", Env: map[string]string{"SSL_CERT_FILE": "/roots"}}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler), Hold: h.hold,
+		Store: h.store, Driver: h.driver, Image: image.Image{RootFS: "/", Guest: "/guest", Env: map[string]string{"SSL_CERT_FILE": "/roots"}}, Host: plenty, Team: team, Log: slog.New(slog.DiscardHandler), Hold: h.hold, Pool: h.pool,
 		Sealer: h.keys, Boundary: control.Boundary{Policies: func() *policy.Policies { return h.policies }, Trail: h.trail},
 	})
 	if err == nil {

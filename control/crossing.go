@@ -45,6 +45,7 @@ func (c *Sandboxes) Through(ctx context.Context, g Gateway) {
 		})
 	}
 	wg.Wait()
+	c.pool.keep(c.cfg.Image, airlock.DefaultLimits)
 }
 
 func (c *Sandboxes) all() []*live {

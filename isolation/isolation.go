@@ -37,6 +37,9 @@ type Spec struct {
 	Hostname string
 	Limits   airlock.Limits // all set and valid
 	Link     *Link          // nil: no network but the sandbox's own loopback
+	// Step, if it is not nil, is called when a part of Create is done, for who
+	// measures: groups, kernel, guest.
+	Step func(done string)
 }
 
 // Link is a sandbox's network device. What it sends arrives at its door as raw

@@ -209,6 +209,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 			}
 			return makeImage(image.Trust{PEM: append(append(authority.PEM(), '\n'), world...), ID: authority.ID() + "+world"})
 		}), Host: host, Team: host, Log: log, Hold: o.Hold, Registries: registryHosts(registries, log), Secrets: kept,
+		Pool:     control.PoolSize{Least: o.PoolLeast, Most: o.PoolMost},
 		Boundary: control.Boundary{Policies: policies.Current, Trail: trail}, Sealer: keep,
 	})
 	if err != nil {

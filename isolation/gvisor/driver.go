@@ -155,6 +155,10 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	step := spec.Step
+	if step == nil {
+		step = func(string) {}
+	}
 	s := &sandbox{id: spec.ID, d: d, ended: make(chan struct{})}
 	d.mu.Lock()
 	if d.all[spec.ID] != nil {
@@ -176,6 +180,7 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	if err := d.cg.create(spec.ID, spec.Limits); err != nil {
 		return nil, err
 	}
+	step("groups")
 	ours, theirs, err := channelPair()
 	if err != nil {
 		return nil, err
@@ -216,6 +221,7 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	if err != nil {
 		return nil, fmt.Errorf("boot the application kernel: %w", err)
 	}
+	step("kernel")
 	s.meta.PID, s.meta.Gofer, s.meta.Disk = c.SandboxPid(), c.GoferPid.Load(), int64(spec.Limits.DiskMB)<<20
 	s.meta.PIDStart, s.meta.GoferStart = startTime(s.meta.PID), startTime(s.meta.Gofer)
 	if err := s.watch(); err != nil {
@@ -246,6 +252,7 @@ func (d *Driver) Create(ctx context.Context, spec isolation.Spec) (_ isolation.S
 	if err := d.cg.limitCPU(spec.ID, spec.Limits.CPUs); err != nil {
 		return nil, err
 	}
+	step("guest")
 	return s, nil
 }
 

@@ -44,10 +44,10 @@ type server struct {
 	dataDir string
 }
 
-// serve starts a server.
+// serve starts a server that starts no sandboxes ahead.
 func serve(b *testing.B) server {
 	b.Helper()
-	return serveIn(b, nil)
+	return serveIn(b, nil, "--pool-most", "0")
 }
 
 // serveIn starts one with flags, by a command in front that becomes it.
