@@ -346,6 +346,33 @@ func TestClientsDoNotChooseApprovers(t *testing.T) {
 	}
 }
 
+// What an operator forbids names no other address.
+func TestForbidsNameNoAddress(t *testing.T) {
+	h := newHost(t)
+	req := want
+	req.Network.AllowOut = []string{"10.0.0.0/8"}
+	sb, err := h.Create(t.Context(), alice, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := `@id("all") permit (principal, action, resource);
+		@id("no") forbid (principal, action, resource) when { context has ip && (context.ip.isInRange(ip("127.0.0.0/8")) || context.ip.isInRange(ip("169.254.0.0/16")) || context.ip.isInRange(ip("240.0.0.0/4"))) };`
+	for _, tt := range []struct {
+		policies string
+		permit   bool
+	}{
+		{others, false},
+		{others + `@id("lan") permit (principal, action, resource) when { context has ip && context.ip.isInRange(ip("10.9.0.0/16")) };`, false},
+		{`@id("lan") permit (principal, action, resource) when { context has ip && context.ip.isInRange(ip("10.9.0.0/16")) };`, true},
+		{`@id("most") permit (principal, action, resource) unless { context has ip && context.ip.isInRange(ip("224.0.0.0/3")) };`, false},
+	} {
+		h.ceiling(tt.policies)
+		if v := h.Cross(t.Context(), request(sb.ID, "10.9.0.1", "10.9.0.1", "private", "GET")); v.Permit != tt.permit || !v.Permit && !strings.Contains(v.Reason, "does not name it") {
+			t.Errorf("%s: permit %v, %q", tt.policies, v.Permit, v.Reason)
+		}
+	}
+}
+
 // What a client asks for names no address for its operator: neither what it
 // allows, nor what it denies.
 func TestOnlyTheOperatorNamesAddresses(t *testing.T) {

@@ -172,7 +172,9 @@ func (c *Sandboxes) Reconsider(ctx context.Context) {
 	for range min(len(all), runtime.GOMAXPROCS(0)) {
 		work.Go(func() {
 			for l := range next {
-				if err := c.reconsider(ctx, l); err != nil {
+				// Policies say which secrets are put in, too.
+				err := errors.Join(c.refresh(ctx, l), c.reconsider(ctx, l))
+				if err != nil {
 					c.cfg.Log.Error("break off what policies deny now", "sandbox", l.get().ID, "err", err)
 				}
 			}

@@ -179,13 +179,26 @@ func (e Effective) Decide(f Facts, c Call) (d Decision) {
 	return d
 }
 
-// NamesAddress says whether what the operator's policies permit depends on the
-// address, as it must for an address that is not public: a permit for everything,
-// or for a name that can resolve to anything, says nothing of this machine's
-// network. What the client asks for is not looked at: to deny the probes itself
-// would be to name every other address.
-func (e Effective) NamesAddress(f Facts, c Call) bool {
-	e.Request = nil
+// NamesAddress says whether what the operator permits depends on the address, as
+// it must for an address that is not public: a permit for everything, or for a name
+// that can resolve to anything, says nothing of this machine's network, however
+// many addresses are forbidden beside it. What the client asks for is not looked
+// at: to deny the probes itself would be to name every other address.
+func (e Effective) NamesAddress(f Facts, c Call) (names bool) {
+	defer func() {
+		if recover() != nil { // as in Decide
+			names = false
+		}
+	}()
+	if e.Ceiling == nil {
+		return false
+	}
+	var permits slice
+	for _, p := range e.Ceiling.byAction[cedar.String(c.Action)] {
+		if p.permits {
+			permits = append(permits, p)
+		}
+	}
 	for _, probe := range probes {
 		if c.Context["ip"] == probe {
 			continue
@@ -193,7 +206,11 @@ func (e Effective) NamesAddress(f Facts, c Call) bool {
 		other := c
 		other.Context = maps.Clone(c.Context)
 		other.Context["ip"] = probe
-		if e.Decide(f, other).Effect != Deny {
+		q, err := newQuery(f, other)
+		if err != nil {
+			return false
+		}
+		if effect, _ := cedar.Authorize(permits, q, q.req); effect == cedar.Allow {
 			return false
 		}
 	}
