@@ -110,3 +110,24 @@ func TestDiscardKeepsWhatIsMounted(t *testing.T) {
 		t.Errorf("what was mounted: %q, %v", data, err)
 	}
 }
+
+func TestAddKeepsOurUsers(t *testing.T) {
+	needRoot(t)
+	root, theirs := t.TempDir(), filepath.Join(t.TempDir(), "passwd.master")
+	const ours = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000:user:/home/user:/bin/bash\n"
+	for name, text := range map[string]string{theirs: "root:*:7:7:no:/:/bin/no\nman:*:6:12:man:/var/cache/man:/usr/sbin/nologin\nnone\nuser:*:7:7::/:\n", filepath.Join(root, "passwd"): ours} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := builder{root: root, uid: 5000}
+	b.add("/passwd", theirs)
+	b.add("/passwd", theirs+".none")
+	got, err := os.ReadFile(filepath.Join(root, "passwd"))
+	if b.err != nil || err != nil {
+		t.Fatal(b.err, err)
+	}
+	if diff := cmp.Diff(ours+"man:*:6:12:man:/var/cache/man:/usr/sbin/nologin\n", string(got)); diff != "" {
+		t.Error(diff)
+	}
+}
