@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"airlock.dev/airlock"
@@ -29,7 +31,23 @@ var (
 )
 
 // Bolt is a Store in one file, for one process at a time.
-type Bolt struct{ db *bbolt.DB }
+type Bolt struct {
+	db *bbolt.DB
+
+	turn sync.Mutex // held by who runs a transaction of the file for all that wait
+
+	mu      sync.Mutex
+	waiting []*update
+}
+
+// update is one Update that waits. Its fields are set under turn.
+type update struct {
+	ctx   context.Context
+	fn    func(Tx) error
+	done  bool
+	alone bool // it failed with others, and has to run by itself
+	err   error
+}
 
 // OpenBolt opens the file at path and makes it, readable by its owner only,
 // if there is none. Every Update is synced to the disk before it returns.
@@ -53,7 +71,7 @@ func OpenBolt(path string) (*Bolt, error) {
 		db.Close()
 		return nil, err
 	}
-	return &Bolt{db}, nil
+	return &Bolt{db: db}, nil
 }
 
 func prepare(db *bbolt.DB, path string, fresh bool) error {
@@ -117,17 +135,80 @@ func (b *Bolt) view(ctx context.Context, fn func(boltTx) error) error {
 }
 
 // Update runs fn in a transaction. Transactions run one after the other; ctx
-// is looked at before and after fn, not while waiting for the turn.
+// is looked at before and after fn, not while waiting for the turn. Those that
+// wait at one time are synced to the disk together; one that fails then runs by
+// itself, and the others again without it.
 func (b *Bolt) Update(ctx context.Context, fn func(Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return closed(b.db.Update(func(tx *bbolt.Tx) error {
-		if err := fn(boltTx{tx.Bucket(dataBucket)}); err != nil {
-			return err
+	u := &update{ctx: ctx, fn: fn}
+	b.mu.Lock()
+	b.waiting = append(b.waiting, u)
+	b.mu.Unlock()
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if !u.done {
+		b.mu.Lock()
+		group := b.waiting
+		b.waiting = nil
+		b.mu.Unlock()
+		b.commit(group)
+	}
+	if u.alone {
+		u.err = b.db.Update(u.run)
+	}
+	return closed(u.err)
+}
+
+func (u *update) run(tx *bbolt.Tx) error {
+	if err := u.fn(boltTx{tx.Bucket(dataBucket)}); err != nil {
+		return err
+	}
+	return u.ctx.Err()
+}
+
+// commit runs a group in one transaction, without those of it that fail. With
+// turn held; each of the group then runs alone or is done.
+func (b *Bolt) commit(group []*update) {
+	for _, u := range group {
+		u.done = true
+	}
+	if len(group) == 1 {
+		group[0].alone = true
+		return
+	}
+	for len(group) > 0 {
+		failed := -1
+		err := b.db.Update(func(tx *bbolt.Tx) error {
+			for i, u := range group {
+				if err := u.try(tx); err != nil {
+					failed = i
+					return err
+				}
+			}
+			return nil
+		})
+		if failed < 0 {
+			for _, u := range group {
+				u.err = err
+			}
+			return
 		}
-		return ctx.Err()
-	}))
+		group[failed].alone = true
+		group = slices.Delete(group, failed, failed+1)
+	}
+}
+
+// try is run for a transaction that belongs to others too: a panic fails it, and
+// comes again when it runs alone, where it belongs.
+func (u *update) try(tx *bbolt.Tx) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	return u.run(tx)
 }
 
 // Close waits for open transactions and lets go of the file.
