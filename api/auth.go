@@ -19,7 +19,8 @@ type principalKey struct{}
 // WithPrincipal returns a context whose requests were authenticated by other
 // means, such as the mode of the operator's own socket. They need no API key
 // and pass the gates of clients and of operators: who may open that socket
-// may do everything on this machine.
+// may do everything on this machine. A request with a key is that key's
+// nevertheless, so that an approver can be one there, too.
 func WithPrincipal(ctx context.Context, p airlock.Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, p)
 }
@@ -32,8 +33,14 @@ func client(s *server, r *request) error { return s.authenticate(r, airlock.Clie
 
 func operator(s *server, r *request) error { return s.authenticate(r, airlock.Operator) }
 
+// local is who a request without a key was authenticated as by other means.
+func local(r *request) (airlock.Principal, bool) {
+	p, ok := r.Context().Value(principalKey{}).(airlock.Principal)
+	return p, ok && apiKey(r.Header) == ""
+}
+
 func (s *server) authenticate(r *request, role airlock.Role) error {
-	if p, ok := r.Context().Value(principalKey{}).(airlock.Principal); ok {
+	if p, ok := local(r); ok {
 		r.caller = p
 		return nil
 	}
@@ -54,7 +61,7 @@ func (s *server) authenticate(r *request, role airlock.Role) error {
 
 // again says whether the caller of a long request is still who it was.
 func (s *server) again(r *request) error {
-	if _, local := r.Context().Value(principalKey{}).(airlock.Principal); local {
+	if _, ok := local(r); ok {
 		return nil
 	}
 	p, err := s.Keys.Authenticate(r.Context(), apiKey(r.Header))

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/api"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -168,6 +170,36 @@ func TestKeysRoutes(t *testing.T) {
 	w.as(made.Key, "GET", "/sandboxes", "").want(t, "the revoked key", 401, `{"code":401,"message":"the API key is not known","error_code":"unauthenticated"}`)
 	w.as(w.operator, "POST", "/v1/keys", `{"team":"Green","role":"client"}`).want(t, "bad team", 400,
 		`{"code":400,"message":"\"Green\" is not a team name: use 1 to 39 of a-z, 0-9 and -, not beginning with -","error_code":"invalid_argument","field":"team"}`)
+}
+
+// Who may open the operator's socket is the operator, unless they come with a
+// key: then they are who it belongs to, and no more.
+func TestKeyOnTheSocketCounts(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct {
+		name, key string
+		path      string
+		want      int
+	}{
+		{"the operator's own", "", "/v1/keys", 200},
+		{"the operator's own, as a client", "", "/sandboxes", 200},
+		{"an operator's key", w.operator, "/v1/keys", 200},
+		{"a client's key", w.client, "/sandboxes", 200},
+		{"a client's key, as an operator", w.client, "/v1/keys", 403},
+		{"an auditor's key, as a client", w.auditor, "/sandboxes", 403},
+		{"a wrong key", "e2b_0000", "/v1/keys", 401},
+	} {
+		ctx := api.WithPrincipal(t.Context(), airlock.Principal{Team: "red", Role: airlock.Operator, KeyID: "local"})
+		req := httptest.NewRequestWithContext(ctx, "GET", c.path, nil)
+		if c.key != "" {
+			req.Header.Set("X-API-KEY", c.key)
+		}
+		got := httptest.NewRecorder()
+		w.handler.ServeHTTP(got, req)
+		if got.Code != c.want {
+			t.Errorf("%s: GET %s = %d %s, want %d", c.name, c.path, got.Code, got.Body, c.want)
+		}
+	}
 }
 
 func TestLifetime(t *testing.T) {

@@ -39,6 +39,7 @@ import (
 type world struct {
 	t         *testing.T
 	url       string
+	handler   http.Handler
 	sandboxes *control.Sandboxes
 	driver    *fakeDriver
 	log       *bytes.Buffer
@@ -90,7 +91,7 @@ func newWorld(t *testing.T) *world {
 	srv.Config = api.Server(handler)
 	srv.Config.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelError)
 	srv.Start()
-	w.url = srv.URL
+	w.url, w.handler = srv.URL, handler
 	t.Cleanup(func() {
 		w.sandboxes.Close(true)
 		srv.CloseClientConnections()

@@ -79,7 +79,11 @@ func (a *app) line(w io.Writer, event []byte) {
 		add("%s %s", e.Call.Resource.Type, e.Call.Resource.ID)
 	}
 	if e.Decision.Effect != "" {
-		add("%s by %s", e.Decision.Effect, strings.Join(e.Decision.Policies, ", "))
+		if by := strings.Join(e.Decision.Policies, ", "); by != "" {
+			add("%s by %s", e.Decision.Effect, by)
+		} else { // no policy permits it, or the gateway itself refused it: the details say
+			add("%s", e.Decision.Effect)
+		}
 	}
 	if e.Of != nil {
 		add("of %d", *e.Of)

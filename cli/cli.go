@@ -253,6 +253,9 @@ func (a *app) report(err error) {
 		}{p})
 		return
 	}
+	if strings.HasPrefix(p.Field, "--") && !strings.Contains(p.Message, p.Field) {
+		p.Message = p.Field + ": " + p.Message
+	}
 	fmt.Fprintf(a.Stderr, "airlock: %s\n", p.Message)
 	if p.Hint != "" {
 		fmt.Fprintf(a.Stderr, "  hint: %s\n", p.Hint)
@@ -271,8 +274,9 @@ func (a *app) root() *cobra.Command {
 		Use:   "airlock",
 		Short: "Run code you do not trust in sandboxes",
 		Long: `Airlock runs code that you do not trust, such as what an agent wrote, in
-sandboxes on your own machine. Each has its own kernel (gVisor), its own files
-and no network, and is thrown away afterwards.
+sandboxes on your own machine. Each has its own kernel (gVisor) and its own
+files, reaches what policies permit and nothing else, and is thrown away
+afterwards.
 
 ` + ExitCodes,
 		Example: `  airlock doctor                            # is this machine ready?
@@ -315,6 +319,9 @@ and no network, and is thrown away afterwards.
 				var coded *airlock.Error
 				if errors.As(err, &coded) {
 					return err
+				}
+				if strings.Contains(err.Error(), "arg(s)") { // how many, and not which
+					return usage(cmd, "wrong number of arguments (%d): write it as `%s %s`", len(args), cmd.Parent().CommandPath(), cmd.Use)
 				}
 				return usage(cmd, "%v", err)
 			}

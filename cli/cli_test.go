@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/audit"
 	"airlock.dev/airlock/audit/tiles"
@@ -486,5 +488,32 @@ func TestPlaces(t *testing.T) {
 		if got := parsePlace(s); got != want {
 			t.Errorf("%q: %+v", s, got)
 		}
+	}
+}
+
+func TestCrossingsSummedUp(t *testing.T) {
+	const pub, sec = "ceiling/public", "ceiling/secrets"
+	all := []*crossing{
+		{Action: "dns:resolve", Effect: "permit", Host: "a.example", Policies: []string{"ceiling/names"}},
+		{Action: "http:request", Effect: "permit", Host: "a.example", Method: "POST", Path: "/2", Policies: []string{pub}, BytesOut: 5, BytesIn: 7, Outcome: "ok"},
+		{Action: "http:request", Effect: "permit", Host: "a.example", Method: "GET", Path: "/1", Policies: []string{pub}, BytesIn: 100, Outcome: "ok"},
+		{Action: "http:request", Effect: "permit", Host: "a.example", Method: "GET", Path: "/1", Policies: []string{pub}, BytesIn: 100, Outcome: "ok"},
+		{Action: "secret:use", Effect: "permit", Host: "a.example", Method: "GET", Path: "/1", Policies: []string{sec}, Outcome: "ok"},
+		{Action: "dns:resolve", Effect: "deny", Host: "b.example"},
+		{Action: "http:request", Effect: "hold", Host: "c.example", Method: "GET", Policies: []string{pub}},
+		{Action: "http:request", Effect: "deny", Host: "c.example", Method: "GET", Policies: []string{"ceiling/no"}},
+		{Action: "http:request", Effect: "permit", Host: "d.example", Method: "GET", Policies: []string{pub}, Outcome: "denied permission_denied"},
+		{Action: "secret:use", Effect: "deny", Host: "d.example", Method: "GET"},
+		{Action: "net:connect", Effect: "permit", Host: "10.0.0.9", Policies: []string{pub}, BytesOut: 3, BytesIn: 4, Outcome: "error broken"},
+	}
+	want := []*reached{
+		{Host: "a.example", Crossings: 3, Methods: []string{"GET", "POST"}, Paths: []string{"/1", "/2"}, BytesOut: 5, BytesIn: 207, Policies: []string{pub}, Deniers: []string{}},
+		{Host: "b.example", Denied: 1, Methods: []string{}, Paths: []string{}, Policies: []string{}, Deniers: []string{}},
+		{Host: "c.example", Denied: 1, Methods: []string{}, Paths: []string{}, Policies: []string{}, Deniers: []string{"ceiling/no"}},
+		{Host: "d.example", Denied: 1, Methods: []string{}, Paths: []string{}, Policies: []string{}, Deniers: []string{}},
+		{Host: "10.0.0.9", Crossings: 1, Methods: []string{}, Paths: []string{}, BytesOut: 3, BytesIn: 4, Policies: []string{pub}, Deniers: []string{}},
+	}
+	if diff := cmp.Diff(want, reachedBy(all)); diff != "" {
+		t.Error(diff)
 	}
 }

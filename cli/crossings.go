@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -41,27 +42,51 @@ type crossing struct {
 }
 
 func (a *app) auditCrossings() *cobra.Command {
-	return &cobra.Command{
-		Use:   "crossings SANDBOX",
+	var last, summary bool
+	cmd := &cobra.Command{
+		Use:   "crossings SANDBOX | --last",
 		Short: "Say what a sandbox reached outside: hosts, methods, paths, bytes, and the policy behind each",
 		Long: `Crossings lists each name, connection, request and use of a secret that code in
 a sandbox tried, in order, with the policies that decided and what came of it.
 It reads the audit log, so the sandbox may be long gone. Paths and queries are
-sealed there: opening them is for operators, and is recorded.`,
+sealed there: opening them is for operators, and is recorded.
+
+With --summary it is one line for each host instead, with how often it was
+reached and denied, by which methods and policies, and all bytes.`,
 		Example: `  airlock audit crossings i4k2m6t0q8w1x5z7v3yc
+  airlock audit crossings --last --summary      # of the sandbox that was made last, as by airlock run
   airlock audit crossings i4k2m6t0q8w1x5z7v3yc --json | jq -r 'select(.effect=="permit") | .host' | sort -u`,
-		Args: cobra.ExactArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && last {
+				return usage(cmd, "give either a sandbox or --last")
+			}
+			if last {
+				return cobra.NoArgs(cmd, args)
+			}
+			return cobra.ExactArgs(1)(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !airlock.ValidSandboxID(args[0]) {
+			if !last && !airlock.ValidSandboxID(args[0]) {
 				return airlock.Invalidf("SANDBOX", "give the id that `airlock sandbox create` or `airlock run --json` printed", "%.60q is no sandbox's id", args[0])
 			}
 			c, err := a.server()
 			if err != nil {
 				return err
 			}
-			all, err := crossingsOf(cmd, c, args[0])
+			var id string
+			if last {
+				if id, err = newestSandbox(cmd, c); err != nil {
+					return err
+				}
+			} else {
+				id = args[0]
+			}
+			all, err := crossingsOf(cmd, c, id)
 			if err != nil {
 				return err
+			}
+			if summary {
+				return a.printReached(reachedBy(all))
 			}
 			if a.json {
 				for _, x := range all {
@@ -72,17 +97,113 @@ sealed there: opening them is for operators, and is recorded.`,
 				return nil
 			}
 			if len(all) == 0 {
-				a.note("the audit log has no crossing of that sandbox")
+				a.note("the audit log has no crossing of the sandbox %s", id)
 				return nil
 			}
 			w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
-			fmt.Fprintln(w, "EVENT\tTIME\tEFFECT\tWHAT\tSTATUS\tOUT\tIN\tPOLICY")
+			// What is long and of all lengths is last: it makes no column wide.
+			fmt.Fprintln(w, "EVENT\tTIME\tEFFECT\tSTATUS\tOUT\tIN\tPOLICY\tWHAT")
 			for _, x := range all {
-				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", x.Event, x.Time.Format("15:04:05.000"), x.Effect, printable(x.what()), printable(x.status()), x.BytesOut, x.BytesIn, printable(cmp.Or(strings.Join(x.Policies, ","), x.Reason)))
+				what := x.what()
+				if x.Effect == "deny" {
+					what += ": " + x.Reason
+				}
+				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", x.Event, x.Time.Format("15:04:05.000"), x.Effect, printable(x.status()), x.BytesOut, x.BytesIn, printable(cmp.Or(strings.Join(x.Policies, ","), "-")), printable(what))
 			}
 			return w.Flush()
 		},
 	}
+	cmd.Flags().BoolVar(&last, "last", false, "of the sandbox that was made last")
+	cmd.Flags().BoolVar(&summary, "summary", false, "one line for each host")
+	return cmd
+}
+
+// newestSandbox is the one that was made last, of those whose events the
+// caller may read.
+func newestSandbox(cmd *cobra.Command, c *client.Client) (string, error) {
+	page, err := c.AuditEvents(cmd.Context(), client.AuditQuery{Query: "type=sandbox.create effect=permit", Newest: true, Limit: 1})
+	if err != nil {
+		return "", err
+	}
+	var e struct{ Sandbox string }
+	if len(page.Events) > 0 {
+		if err := json.Unmarshal(page.Events[0], &e); err != nil {
+			return "", fmt.Errorf("read an event: %w", err)
+		}
+	}
+	if e.Sandbox == "" {
+		return "", airlock.Errorf(airlock.NotFound, "the audit log has no sandbox yet: make one with `airlock run`")
+	}
+	return e.Sandbox, nil
+}
+
+// reached is what a sandbox did with one host.
+type reached struct {
+	Host      string   `json:"host"`
+	Crossings int      `json:"crossings"` // requests and connections that were permitted
+	Denied    int      `json:"denied"`    // of all kinds
+	Methods   []string `json:"methods"`
+	Paths     []string `json:"paths"` // each once, sorted; without those that the caller may not read
+	BytesOut  int64    `json:"bytesOut"`
+	BytesIn   int64    `json:"bytesIn"`
+	Policies  []string `json:"policies"` // that permitted
+	Deniers   []string `json:"deniers"`  // policies that denied
+}
+
+// reachedBy sums crossings up by their hosts, in the order of their first.
+func reachedBy(all []*crossing) []*reached {
+	var sums []*reached
+	by := map[string]*reached{}
+	for _, x := range all {
+		r := by[x.Host]
+		if r == nil {
+			r = &reached{Host: x.Host, Methods: []string{}, Paths: []string{}, Policies: []string{}, Deniers: []string{}}
+			by[x.Host] = r
+			sums = append(sums, r)
+		}
+		add := func(to *[]string, values ...string) {
+			for _, v := range values {
+				if i, found := slices.BinarySearch(*to, v); !found && v != "" {
+					*to = slices.Insert(*to, i, v)
+				}
+			}
+		}
+		r.BytesOut += x.BytesOut
+		r.BytesIn += x.BytesIn
+		denied := x.Effect == "deny" || strings.HasPrefix(x.Outcome, "denied")
+		if x.Effect == "deny" {
+			add(&r.Deniers, x.Policies...)
+		}
+		switch {
+		case x.Action == "secret:use": // the request that it was for is counted
+		case denied:
+			r.Denied++
+		case x.Effect == "permit" && x.Action != "dns:resolve": // what was held is permitted, or denied, by a second one
+			r.Crossings++
+			add(&r.Methods, x.Method)
+			add(&r.Paths, x.Path)
+			add(&r.Policies, x.Policies...)
+		}
+	}
+	return sums
+}
+
+func (a *app) printReached(sums []*reached) error {
+	if a.json {
+		for _, r := range sums {
+			if err := a.print(r, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "HOST\tREACHED\tDENIED\tPATHS\tOUT\tIN\tMETHODS\tPOLICIES")
+	for _, r := range sums {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n", printable(r.Host), r.Crossings, r.Denied, len(r.Paths), r.BytesOut, r.BytesIn,
+			printable(cmp.Or(strings.Join(r.Methods, ","), "-")), printable(cmp.Or(strings.Join(slices.Concat(r.Policies, r.Deniers), ","), "-")))
+	}
+	return w.Flush()
 }
 
 func (x crossing) what() string {

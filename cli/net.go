@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"io"
 	"os"
 	"slices"
@@ -22,6 +23,29 @@ type netFlags struct {
 func (f *netFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.net, "net", "", "what it may reach, of what the team may: the `PROFILE` offline, packages (registries, to read) or internet, or a file NAME.cedar of policies (default internet)")
 	cmd.Flags().StringArrayVar(&f.secrets, "secret", nil, "`NAME[=VARIABLE]` of a secret that it may use: the variable (NAME in capitals) has a placeholder, which is taken out where the secret belongs; may be repeated")
+}
+
+// named names a flag where a server names a field of a create.
+func (f *netFlags) named(err error) error {
+	e, ok := errors.AsType[*airlock.Error](err)
+	if !ok {
+		return err
+	}
+	named := *e
+	switch e.Field {
+	case "secrets":
+		named.Field = "--secret"
+	case "policy":
+		named.Field = "--net"
+		lines := strings.Split(e.Message, "\n")
+		for i, line := range lines {
+			if rest, found := strings.CutPrefix(line, "policy:"); found {
+				lines[i] = f.net + ":" + rest
+			}
+		}
+		named.Message = strings.Join(lines, "\n")
+	}
+	return &named
 }
 
 // wanted returns the secrets of --secret by their variables.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -55,11 +56,13 @@ extension: ` + languageNames() + `.
 
 Where a server runs (airlock serve, or --url), the sandbox is one of its, and
 reaches what --net asks for and the operator's policies allow; each attempt is
-recorded (airlock audit crossings). Else this process makes it, needs to be
-root, and gives it no network.
+recorded (airlock audit crossings --last). A program that fails and was denied
+something is followed by what and why, on standard error. Without a server this
+process makes the sandbox, needs to be root, and gives it no network.
 
 With --json the output comes as lines {"type":"stdout","text":…} (or "base64",
-where it is no text) and ends with {"type":"end","exitCode":…,"outcome":…}.
+where it is no text) and ends with {"type":"end","exitCode":…,"outcome":…} and
+the "sandboxID" on the server.
 
 ` + ExitCodes,
 		Example: `  airlock run hello.py
@@ -262,9 +265,16 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 	}
 	runner, err := a.newRunner(ctx, c, create)
 	if err != nil {
-		return err
+		return f.named(err)
 	}
 	result, err := a.runProgram(ctx, runner, p, vars, f.timeout)
+	id := ""
+	if sandbox, ok := runner.(*client.Sandbox); ok {
+		id = sandbox.ID
+		if err == nil && exitCode(result) != 0 && !a.json {
+			defer a.tellDenied(ctx, c, id)()
+		}
+	}
 	// A sandbox that does not end is told even when the program did well.
 	if closeErr := runner.Close(); err == nil && closeErr != nil && airlock.CodeOf(closeErr) != airlock.NotFound {
 		a.note("the sandbox did not end cleanly: %v", closeErr)
@@ -275,7 +285,36 @@ func (a *app) runCode(ctx context.Context, f runFlags, file *string, args []stri
 		}
 		return err
 	}
-	return a.end(result)
+	return a.end(result, id)
+}
+
+// deniedShown is how many denials are told of a program that failed.
+const deniedShown = 3
+
+// tellDenied reads what a sandbox was denied, while it is there, and returns
+// what tells it: a program that failed may have failed for that, and its own
+// words, such as curl's "Could not resolve host", do not say so.
+func (a *app) tellDenied(ctx context.Context, c *client.Client, id string) func() {
+	var denied []string
+	// Without its log there is nothing to tell; the program's end is told anyway.
+	c.Logs(ctx, id, false, func(e client.LogEntry) error {
+		if what, ok := strings.CutSuffix(e.Message, ": denied"); ok {
+			text := printable(what + ": " + e.Fields["reason"])
+			if !slices.Contains(denied, text) {
+				denied = append(denied, text)
+			}
+		}
+		return nil
+	})
+	return func() {
+		if len(denied) == 0 {
+			return
+		}
+		for _, text := range denied[:min(deniedShown, len(denied))] {
+			a.note("denied: %s", text)
+		}
+		fmt.Fprintf(a.Stderr, "  hint: `airlock audit crossings %s` lists all that it tried\n", id)
+	}
 }
 
 // newRunner makes the sandbox: on the server c, or in this process if c is nil.
@@ -437,13 +476,15 @@ type endEvent struct {
 	Outcome  airlock.Outcome `json:"outcome"`
 	Signal   string          `json:"signal,omitempty"`
 	Message  string          `json:"message,omitempty"`
+	Sandbox  string          `json:"sandboxID,omitempty"` // of a run on a server: its trail stays
 }
 
-// end says how a program ended and makes it the command's exit code.
-func (a *app) end(r ExecResult) error {
+// end says how a program ended and makes it the command's exit code. The
+// sandbox is that of a run; it may be empty.
+func (a *app) end(r ExecResult, sandbox string) error {
 	code := exitCode(r)
 	if a.json {
-		event := endEvent{"end", r.ExitCode, r.Outcome, r.Signal, r.Message}
+		event := endEvent{"end", r.ExitCode, r.Outcome, r.Signal, r.Message, sandbox}
 		if err := json.NewEncoder(a.Stdout).Encode(event); err != nil {
 			return err
 		}

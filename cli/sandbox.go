@@ -85,7 +85,7 @@ func (a *app) sandboxCreate() *cobra.Command {
 			}
 			s, err := c.Create(ctx, req)
 			if err != nil {
-				return err
+				return net.named(err)
 			}
 			if trace {
 				return a.print(traced{s.Info, s.Timing}, func(w io.Writer) {
@@ -250,7 +250,7 @@ command's own. Interrupting airlock kills it.
 				}
 				return err
 			}
-			return a.end(result)
+			return a.end(result, "")
 		},
 	}
 	flags := cmd.Flags()

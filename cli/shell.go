@@ -152,7 +152,7 @@ func (a *app) left(ctx context.Context, s *client.Sandbox, t *client.Terminal, r
 	case err != nil:
 		return err
 	}
-	return a.end(result)
+	return a.end(result, "")
 }
 
 const endOfInput = 4 // Ctrl-D

@@ -110,7 +110,8 @@ func (s *approvals) wait(ctx context.Context, a Approval, creator airlock.Creato
 func (h *held) mayApprove(p airlock.Principal) error {
 	switch {
 	case p.Role != airlock.Approver:
-		return airlock.Errorf(airlock.Denied, "only keys with the role approver approve: `airlock key create --role approver`")
+		return &airlock.Error{Code: airlock.Denied, Message: fmt.Sprintf("only keys with the role approver decide, and this one is of the role %s", p.Role),
+			Hint: "make one with `airlock key create --role approver --team TEAM`, and give it with --key or AIRLOCK_API_KEY"}
 	case !slices.Contains(h.Approvers, p.Team) && (p.Name == "" || !slices.Contains(h.Approvers, p.Name)):
 		return airlock.Errorf(airlock.Denied, "this waits for %s, and the key is of team %q with the name %q", strings.Join(h.Approvers, ", "), p.Team, p.Name)
 	case p.KeyID == h.creator.KeyID:

@@ -46,7 +46,7 @@ func TestEndsForBudgets(t *testing.T) {
 	h, _ := newWay(t)
 	sb := h.create(alice)
 	var got []string
-	for _, code := range []airlock.Code{airlock.Exhausted, airlock.TooLarge, airlock.Internal, ""} {
+	for _, code := range []airlock.Code{airlock.Exhausted, airlock.TooLarge, airlock.Denied, airlock.Internal, ""} {
 		v := h.Cross(t.Context(), request(sb.ID, "a.example", public, "public", "GET"))
 		if !v.Permit {
 			t.Fatal(v.Reason)
@@ -56,6 +56,7 @@ func TestEndsForBudgets(t *testing.T) {
 	got = h.recorded("type=http.end")
 	if want := []string{
 		"http.end sandbox error resource_exhausted bytesIn:7 bytesOut:0 status:200", "http.end sandbox error too_large bytesIn:7 bytesOut:0 status:200",
+		"http.end sandbox denied permission_denied bytesIn:7 bytesOut:0 status:200",
 		"http.end sandbox error broken bytesIn:7 bytesOut:0 status:200", "http.end sandbox error broken bytesIn:7 bytesOut:0 status:200",
 	}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)

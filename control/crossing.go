@@ -183,6 +183,9 @@ func (c *Sandboxes) End(e wire.End) {
 	if e.Code == airlock.Exhausted || e.Code == airlock.TooLarge {
 		o.Status, o.Code = "error", string(e.Code)
 	}
+	if e.Code == airlock.Denied {
+		o.Status, o.Code = "denied", string(e.Code)
+	}
 	l.used(e.Used)
 	l.crossings.end(e.Event, o)
 }

@@ -92,7 +92,10 @@ func (g *Guest) Start(ctx context.Context, req channel.StartRequest, timeout tim
 	}
 	e, err := g.exec(ctx, channel.MethodStart, req, timeout, done)
 	command := strings.Join(append([]string{req.Cmd}, req.Args...), " ")
-	fields := map[string]string{"command": command[:min(len(command), maxLogged)], "user": req.User}
+	fields := map[string]string{"command": command[:min(len(command), maxLogged)]}
+	if req.User != "" { // else the image's own
+		fields["user"] = req.User
+	}
 	if err != nil {
 		fields["error"] = err.Error()
 		g.log.add("error", "exec refused", fields)

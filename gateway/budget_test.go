@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/inject"
 	"airlock.dev/airlock/gateway/wire"
 )
 
@@ -242,6 +243,23 @@ func world(t *testing.T) (web, echo string) {
 		}
 	}()
 	return ws.Listener.Addr().String(), ln.Addr().String()
+}
+
+// What the gateway refuses after a policy permitted it ends as denied.
+func TestRefusedAfterPermit(t *testing.T) {
+	s := start(t, wire.Budgets{})
+	site, _ := world(t)
+	d := s.door("one", 0)
+	token := inject.Secret{Name: "token", Placeholder: inject.NewPlaceholder("token"), Value: "the-value-of-it",
+		Scope: inject.Scope{Host: "api.example", Methods: []string{"GET"}, Path: "/", Place: inject.Place{Header: "Authorization", Prefix: "Bearer "}}}
+	must(t, s.g.set(wire.Door{Sandbox: "one", Secrets: []inject.Secret{token}}))
+	status, body, err := s.get(d, site, "/?q="+token.Placeholder)
+	if status != 403 || err != nil {
+		t.Errorf("a placeholder where none belongs: %d %s %v", status, body, err)
+	}
+	if e := s.end(); e.Code != airlock.Denied || e.Status != 403 {
+		t.Errorf("its end: %+v", e)
+	}
 }
 
 func TestBytesSpent(t *testing.T) {

@@ -502,6 +502,8 @@ func (p *permit) End(status int, out, in int64, err error) {
 			e.Code = airlock.Exhausted
 		case airlock.CodeOf(err) == airlock.TooLarge:
 			e.Code = airlock.TooLarge
+		case denied != nil:
+			e.Code = airlock.Denied
 		}
 		e.Error = err.Error()
 		e.Error = e.Error[:min(len(e.Error), 500)]

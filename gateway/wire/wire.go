@@ -179,7 +179,9 @@ type End struct {
 	BytesIn  int64  `json:",omitempty"`
 	Error    string `json:",omitempty"` // what broke it off
 	// Code is that of the error, if it was for a budget: airlock.Exhausted for
-	// all bytes, airlock.TooLarge for those of one request or answer.
+	// all bytes, airlock.TooLarge for those of one request or answer. It is
+	// airlock.Denied of what was refused after it had been permitted, such as
+	// a request with a placeholder where none belongs.
 	Code airlock.Code `json:",omitempty"`
 	// Used is how many bytes the sandbox has used by now.
 	Used int64 `json:",omitempty"`
