@@ -451,13 +451,15 @@ public class Warm {
 `, "java Warm.java"},
 }
 
-// A gateway that is killed takes connections with it, and nothing else: what
+// What was started when a sandbox had no way out trusts the gateway when it gets
+// one. A gateway that is killed takes connections with it, and nothing else: what
 // runs in a sandbox finds the names that it knew, and trusts what it trusted.
-func TestGatewayKilled(t *testing.T) {
+func TestWarmPrograms(t *testing.T) {
 	s := networked(t)
-	c := s.as(s.key("red", airlock.Client))
+	key := s.key("red", airlock.Client)
+	c := s.as(key)
 	url := s.secure(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") }))
-	sb := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Policy: ownPolicy, Limits: airlock.Limits{MemoryMB: 2048}})
+	sb := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Policy: ownPolicy, Limits: airlock.Limits{MemoryMB: 2048}, Network: &client.Network{DenyOut: []string{"0.0.0.0/0"}}})
 	var started []string
 	for _, w := range warm {
 		if _, err := exec.LookPath(w.needs); err != nil {
@@ -492,6 +494,13 @@ func TestGatewayKilled(t *testing.T) {
 			until(t, func() bool { return said(name) > 3 })
 		}
 	}
+	for _, name := range started {
+		until(t, func() bool { return must(t, sb, "grep -c ^failed /tmp/"+name+".log || true") != "0\n" })
+		if n := said(name); n != 0 {
+			t.Errorf("%s was answered %d times without a way out", name, n)
+		}
+	}
+	s.setNetwork(t, key, sb.ID, "{}")
 	all()
 	pid := gatewayOf(t, s)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -502,6 +511,25 @@ func TestGatewayKilled(t *testing.T) {
 		must(t, sb, "echo mark >> /tmp/"+name+".log")
 	}
 	all()
+}
+
+// setNetwork replaces what the client asks for of a sandbox's network.
+func (s *network) setNetwork(t *testing.T, key, id, body string) {
+	t.Helper()
+	r, err := http.NewRequest("PUT", s.url+"/sandboxes/"+id+"/network", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X-API-KEY", key)
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusNoContent {
+		text, _ := io.ReadAll(res.Body)
+		t.Fatalf("change the network: %s: %s", res.Status, text)
+	}
 }
 
 // until waits for something that takes a moment.
