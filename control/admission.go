@@ -34,7 +34,7 @@ func cost(l airlock.Limits) Capacity {
 const (
 	kernelMB        = 32 // the application kernel and its file server
 	kernelThreads   = 48
-	descriptorsEach = 6
+	descriptorsEach = 7
 	guestMB         = 16
 	poolShare       = 4 // the pool has at most this part of the host
 )

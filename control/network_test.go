@@ -27,6 +27,7 @@ type way struct {
 	// doors is what it knows of each, and broken what it was told.
 	doors  map[string]wire.Door
 	broken []uint64
+	ends   sync.WaitGroup // of what was broken off
 	// opened and set are called, if they are given, when it is told of a door.
 	opened func()
 	set    func(sandbox string) error
@@ -60,7 +61,9 @@ func (w *way) Break(_ context.Context, sandbox string, events []uint64) error {
 	defer w.mu.Unlock()
 	w.broken = append(w.broken, events...)
 	for _, e := range events {
-		go w.h.End(wire.End{Sandbox: sandbox, Event: e, BytesIn: 7, Error: "what had permitted it was changed"})
+		w.ends.Go(func() {
+			w.h.End(wire.End{Sandbox: sandbox, Event: e, BytesIn: 7, Error: "what had permitted it was changed"})
+		})
 	}
 	return nil
 }
@@ -71,8 +74,9 @@ func (w *way) Drop(sandbox string) {
 	delete(w.doors, sandbox)
 }
 
-// cut returns and forgets what was broken off.
+// cut returns and forgets what was broken off, when all of it has ended.
 func (w *way) cut() []uint64 {
+	w.ends.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	cut := w.broken

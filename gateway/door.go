@@ -57,7 +57,7 @@ type door struct {
 	proxy     atomic.Pointer[egressProxy] // nil if there is none
 }
 
-func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
+func (g *gateway) newDoor(w wire.Door, f *os.File, flows *links.Table) (_ *door, err error) {
 	d := &door{g: g, sandbox: w.Sandbox, udp: rate.NewLimiter(udpRate, 2*udpRate)}
 	r := rules(w.Rules)
 	d.rules.Store(&r)
@@ -102,7 +102,7 @@ func (g *gateway) newDoor(w wire.Door, f *os.File) (_ *door, err error) {
 		return nil, err
 	}
 	d.link, err = links.Open(f, links.Config{
-		MaxFlows: budgets.Flows, Refused: func() { d.refusals.add(wire.BudgetFlows) },
+		Flows: flows, MaxFlows: budgets.Flows, Refused: func() { d.refusals.add(wire.BudgetFlows) },
 		UDP: func(netip.AddrPort) bool { return true },
 	}, d)
 	return d, err

@@ -32,6 +32,7 @@ import (
 
 	"airlock.dev/airlock"
 	"airlock.dev/airlock/gateway/address"
+	links "airlock.dev/airlock/gateway/door"
 	"airlock.dev/airlock/gateway/upstream"
 	"airlock.dev/airlock/gateway/web"
 	"airlock.dev/airlock/gateway/wire"
@@ -74,7 +75,7 @@ func Serve(log *slog.Logger) int {
 		log.Error("meet the server", "err", err)
 		return 1
 	}
-	g := &gateway{log: log, doors: map[string]*door{}}
+	g := &gateway{log: log, doors: map[string]*door{}, flows: map[string]*links.Table{}}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	ready := make(chan *wire.Peer, 1)
 	peer := wire.New(conn, func(ctx context.Context, method string, body []byte, f *os.File) (any, error) {
@@ -116,6 +117,7 @@ type gateway struct {
 	roots     *x509.CertPool // of the world
 	upstream  *upstream.Upstream
 	doors     map[string]*door
+	flows     map[string]*links.Table // of doors that are about to be opened
 	closed    bool
 }
 
@@ -132,6 +134,22 @@ func (g *gateway) handle(method string, body []byte, f *os.File) (any, error) {
 			return nil, fmt.Errorf("read how to start: %w", err)
 		}
 		return nil, g.begin(s)
+	case wire.MethodFlows:
+		var n wire.Name
+		if err := json.Unmarshal(body, &n); err != nil {
+			return nil, fmt.Errorf("read whose flows these are: %w", err)
+		}
+		if f == nil {
+			return nil, airlock.Errorf(airlock.Invalid, "a list of flows came without its descriptor")
+		}
+		t, err := links.OpenTable(f)
+		if err != nil {
+			return nil, err
+		}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.flows[n.Sandbox] = t
+		return nil, nil
 	case wire.MethodOpen, wire.MethodSet:
 		var d wire.Door
 		if err := json.Unmarshal(body, &d); err != nil {
@@ -222,8 +240,9 @@ func (g *gateway) open(w wire.Door, f *os.File) error {
 		return airlock.Errorf(airlock.Invalid, "a door came without its descriptor")
 	}
 	g.mu.Lock()
-	started, old := g.start != nil && !g.closed, g.doors[w.Sandbox]
+	started, old, flows := g.start != nil && !g.closed, g.doors[w.Sandbox], g.flows[w.Sandbox]
 	delete(g.doors, w.Sandbox)
+	delete(g.flows, w.Sandbox)
 	g.mu.Unlock()
 	if !started {
 		return airlock.Errorf(airlock.Unavailable, "the gateway was not started yet, or is about to end")
@@ -231,7 +250,7 @@ func (g *gateway) open(w wire.Door, f *os.File) error {
 	if old != nil {
 		old.close()
 	}
-	d, err := g.newDoor(w, f)
+	d, err := g.newDoor(w, f, flows)
 	if err != nil {
 		return fmt.Errorf("open the door of %s: %w", w.Sandbox, err)
 	}

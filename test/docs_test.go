@@ -88,7 +88,7 @@ var edges = map[string][]string{
 	"gateway/dns":             {"gateway/address"},
 	"gateway/web":             {"gateway/address"},
 	"gateway/wire":            {"gateway/inject"},
-	"gateway/process":         {"gateway/wire"},
+	"gateway/process":         {"gateway/door", "gateway/wire"},
 	"gateway":                 {"gateway/address", "gateway/dns", "gateway/door", "gateway/inject", "gateway/upstream", "gateway/web", "gateway/wire"},
 	"gateway/upstream":        {"gateway/address", "gateway/web"},
 	"gateway/gatewaytest":     {"gateway/address", "gateway/dns", "gateway/door", "gateway/upstream", "gateway/web"},

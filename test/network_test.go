@@ -513,6 +513,37 @@ func TestWarmPrograms(t *testing.T) {
 	all()
 }
 
+// Who only waits for an answer learns that there will be none, from the next
+// gateway: of the same server, and of the next one.
+func TestWaitingConnections(t *testing.T) {
+	s := networked(t)
+	c := s.as(s.key("red", airlock.Client))
+	asked := make(chan bool, 9)
+	url := s.secure(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- true
+		<-r.Context().Done()
+	}))
+	sb := create(t, c, client.CreateRequest{Timeout: 10 * time.Minute, Policy: ownPolicy})
+	for name, kill := range map[string]func() int{"gateway": func() int { return gatewayPID(s) }, "server": s.server} {
+		must(t, sb, "nohup bash -c 'curl -sS "+url+"; echo over' >/tmp/"+name+" 2>&1 &")
+		select {
+		case <-asked:
+		case <-time.After(30 * time.Second):
+			t.Fatal("the request did not arrive")
+		}
+		pid := kill()
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		until(t, func() bool { next := kill(); return next != 0 && next != pid })
+		until(t, func() bool {
+			var out bytes.Buffer
+			_, err := sb.Exec(t.Context(), client.ExecRequest{Cmd: "cat", Args: []string{"/tmp/" + name}, Stdout: &out})
+			return err == nil && strings.Contains(out.String(), "over")
+		})
+	}
+}
+
 // setNetwork replaces what the client asks for of a sandbox's network.
 func (s *network) setNetwork(t *testing.T, key, id, body string) {
 	t.Helper()

@@ -225,7 +225,7 @@ func serveInside(ctx context.Context, o cli.ServeOptions) (err error) {
 			return err
 		}
 	}
-	way, err := startGateway(ctx, o, authority, credentials(registries, log), sandboxes, stderr, log)
+	way, err := startGateway(ctx, o, authority, credentials(registries, log), sandboxes, held, stderr, log)
 	if err != nil {
 		return err
 	}
@@ -366,14 +366,14 @@ func credentials(s mirror.Settings, log *slog.Logger) (all []inject.Secret) {
 }
 
 // startGateway starts the process that is every sandbox's way out.
-func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root, all []inject.Secret, decider process.Decider, stderr *os.File, log *slog.Logger) (*process.Gateway, error) {
+func startGateway(ctx context.Context, o cli.ServeOptions, authority *root.Root, all []inject.Secret, decider process.Decider, held process.Keeper, stderr *os.File, log *slog.Logger) (*process.Gateway, error) {
 	cert, signer := authority.Current()
 	key, err := x509.MarshalPKCS8PrivateKey(signer)
 	if err != nil {
 		return nil, fmt.Errorf("encode the gateway's key: %w", err)
 	}
 	return process.Start(ctx, process.Config{
-		Name: gatewayName, UID: airlock.GatewayUser, Env: gatewayEnv(), Stderr: stderr, Decider: decider, Log: log,
+		Name: gatewayName, UID: airlock.GatewayUser, Env: gatewayEnv(), Stderr: stderr, Decider: decider, Keeper: held, Log: log,
 		Start: wire.Start{Root: cert.Raw, Key: key, Reachable: o.PublicRanges, ProxyResolves: o.ProxyResolves, Secrets: all, Budgets: wire.Budgets(o.Network)},
 	})
 }

@@ -87,6 +87,10 @@ type Config struct {
 	// holds up the door, and must return at once.
 	Refused func()
 
+	// Flows, if it is given, lists the TCP flows, and had those of the door before,
+	// whose guest is told that they are over. It is the door's from now on.
+	Flows *Table
+
 	TCPIdle   time.Duration // when a TCP flow without any traffic is reset: 1 h
 	UDPIdle   time.Duration // when a UDP flow without any is over: 60 s
 	Handshake time.Duration // how long the guest may take to answer Accept: 10 s
@@ -310,6 +314,7 @@ func (d *Door) Close() {
 		<-d.swept
 		d.link.shut()
 		d.stack.Destroy()
+		d.cfg.Flows.close()
 		close(d.ended)
 	})
 	<-d.ended
@@ -337,6 +342,7 @@ func (d *Door) Stats() Stats {
 // sweep ends flows whose time is over, and finds out that the guest has gone.
 func (d *Door) sweep() {
 	defer close(d.swept)
+	d.tellLeft()
 	every := min(d.cfg.TCPIdle, d.cfg.UDPIdle, d.cfg.Handshake, d.cfg.Linger) / 4
 	tick := time.NewTicker(max(every, time.Millisecond))
 	defer tick.Stop()
@@ -441,6 +447,8 @@ func (d *Door) begin(r *tcp.ForwarderRequest) {
 	f.mu.Lock()
 	f.req = r
 	f.mu.Unlock()
+	slot := d.cfg.Flows.add(f.From(), f.To())
+	defer d.cfg.Flows.remove(slot)
 	d.handler.TCP(d.ctx, f)
 	f.finish()
 }

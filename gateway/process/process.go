@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"airlock.dev/airlock"
+	"airlock.dev/airlock/gateway/door"
 	"airlock.dev/airlock/gateway/wire"
 )
 
@@ -38,6 +39,19 @@ type Decider interface {
 	Broken()
 }
 
+// Keeper keeps descriptors while servers come and go.
+type Keeper interface {
+	// Hold keeps a duplicate of f under a name, in place of one before.
+	Hold(name string, f *os.File) error
+	// Take returns a duplicate of what is held under a name, or nil.
+	Take(name string) *os.File
+	// Drop closes it.
+	Drop(name string)
+}
+
+// flowsName is what a door's list of flows is held under.
+func flowsName(sandbox string) string { return "flows/" + sandbox }
+
 // Config says how the process is run.
 type Config struct {
 	Name    string // argv[0], by which this binary knows what it is
@@ -46,6 +60,7 @@ type Config struct {
 	Stderr  *os.File
 	Start   wire.Start
 	Decider Decider
+	Keeper  Keeper // of the lists of flows; nil: they end with this server
 	// Silent is how long it may give no sign of life before it is started again; 20 s.
 	Silent time.Duration
 	Log    *slog.Logger
@@ -67,6 +82,7 @@ type Gateway struct {
 type held struct {
 	mu    sync.Mutex // what is told of one door is told in order
 	file  *os.File
+	flows *os.File // the list of its flows, which each process goes on with
 	door  wire.Door
 	bytes int // of its names
 	gone  bool
@@ -284,7 +300,9 @@ func (g *Gateway) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for id, h := range g.doors {
-		h.file.Close()
+		h.mu.Lock()
+		h.close()
+		h.mu.Unlock()
 		delete(g.doors, id)
 	}
 }
@@ -299,7 +317,12 @@ func (g *Gateway) PID() int {
 // Open has a sandbox's door served, and again whenever the process is started
 // again. The file is the Gateway's from now on.
 func (g *Gateway) Open(ctx context.Context, d wire.Door, file *os.File) error {
-	h := &held{file: file, door: d}
+	flows, err := g.list(d.Sandbox)
+	if err != nil {
+		file.Close()
+		return err
+	}
+	h := &held{file: file, flows: flows, door: d}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g.mu.Lock()
@@ -308,14 +331,37 @@ func (g *Gateway) Open(ctx context.Context, d wire.Door, file *os.File) error {
 	g.mu.Unlock()
 	if old != nil {
 		old.mu.Lock()
-		old.gone = true
-		old.file.Close()
+		old.close()
 		old.mu.Unlock()
 	}
 	if peer == nil {
 		return nil // the next process gets it
 	}
 	return g.give(ctx, peer, h)
+}
+
+// close lets go of a door, with h.mu held.
+func (h *held) close() {
+	h.gone = true
+	h.file.Close()
+	h.flows.Close()
+}
+
+// list returns the list of a sandbox's flows: that which the server before left,
+// or a new one.
+func (g *Gateway) list(sandbox string) (*os.File, error) {
+	if g.cfg.Keeper != nil {
+		if f := g.cfg.Keeper.Take(flowsName(sandbox)); f != nil {
+			return f, nil
+		}
+	}
+	f, err := door.NewTableFile()
+	if err == nil && g.cfg.Keeper != nil {
+		if err = g.cfg.Keeper.Hold(flowsName(sandbox), f); err != nil {
+			f.Close()
+		}
+	}
+	return f, err
 }
 
 // give hands a door to a process. A process that ends meanwhile is not an
@@ -326,7 +372,10 @@ func (g *Gateway) give(ctx context.Context, peer *wire.Peer, h *held) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := peer.Call(limited, wire.MethodOpen, h.door, h.file, nil)
+	err := peer.Call(limited, wire.MethodFlows, wire.Name{Sandbox: h.door.Sandbox}, h.flows, nil)
+	if err == nil {
+		err = peer.Call(limited, wire.MethodOpen, h.door, h.file, nil)
+	}
 	switch {
 	case airlock.CodeOf(err) == airlock.Unavailable:
 		return nil
@@ -390,8 +439,10 @@ func (g *Gateway) Drop(sandbox string) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.gone = true
-	h.file.Close()
+	h.close()
+	if g.cfg.Keeper != nil {
+		g.cfg.Keeper.Drop(flowsName(sandbox))
+	}
 	if peer != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		defer cancel()

@@ -18,6 +18,7 @@ import (
 // Methods that the gateway serves.
 const (
 	MethodStart = "start" // Start, once and first
+	MethodFlows = "flows" // Name, with the descriptor of the list of its flows; before MethodOpen
 	MethodOpen  = "open"  // Door, with its descriptor; in place of one before
 	MethodSet   = "set"   // Door, without: what it may do has changed
 	MethodBreak = "break" // Break: what was permitted is not any more
