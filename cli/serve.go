@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -130,6 +131,9 @@ func (n *NetworkBudgets) set(bytes, answer string) error {
 		flag, text string
 		to         *int64
 	}{{"--net-bytes", bytes, &n.Bytes}, {"--net-answer", answer, &n.Answer}} {
+		if _, err := strconv.ParseFloat(f.text, 64); err == nil { // elsewhere it is MiB, and these are named for bytes
+			return airlock.Invalidf(f.flag, "give a size such as 512MB or 2GiB", "%s: %q has no unit", f.flag, f.text)
+		}
 		mb, err := parseMB(f.flag, f.text)
 		if err != nil {
 			return err
@@ -157,6 +161,9 @@ func (p *prefixes) Set(s string) error {
 	n, err := netip.ParsePrefix(s)
 	if err != nil || n != n.Masked() || n.Addr().Is4In6() {
 		return fmt.Errorf("%q is no network: give one as 203.0.113.0/24 or 2001:db8::/32", s)
+	}
+	if n.Bits() == 0 {
+		return fmt.Errorf("%s is every address, this machine's own too: name the networks where registries are", s)
 	}
 	*p = append(*p, n)
 	return nil

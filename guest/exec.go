@@ -251,6 +251,9 @@ func environment(u account, sandbox map[string]string, req channel.StartRequest)
 		"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "SHELL": u.shell,
 		"LC_CTYPE": "C.UTF-8", // each other category would be a file more that a shell opens at its start
 	}
+	if u.uid != 0 { // where pip and its like put programs of a user
+		m["PATH"] = u.home + "/.local/bin:" + defaultPath
+	}
 	if req.PTY != nil {
 		m["TERM"] = "xterm-256color"
 	}

@@ -664,3 +664,21 @@ func TestParseSudo(t *testing.T) {
 		t.Errorf("login shell: %q", got)
 	}
 }
+
+// Programs that a user installs are found, and those of root are the system's.
+func TestPathOfUsers(t *testing.T) {
+	for _, c := range []struct {
+		user     account
+		req, set map[string]string
+		want     string
+	}{
+		{account{name: "user", home: "/home/user", uid: 1000}, nil, nil, "/home/user/.local/bin:" + defaultPath},
+		{account{name: "root", home: "/root"}, nil, nil, defaultPath},
+		{account{name: "user", home: "/home/user", uid: 1000}, nil, map[string]string{"PATH": "/image"}, "/image"},
+		{account{name: "user", home: "/home/user", uid: 1000}, map[string]string{"PATH": "/x"}, map[string]string{"PATH": "/image"}, "/x"},
+	} {
+		if _, got, err := environment(c.user, c.set, channel.StartRequest{Env: c.req}); got != c.want || err != nil {
+			t.Errorf("PATH of %s, with %v and %v: %q, %v", c.user.name, c.set, c.req, got, err)
+		}
+	}
+}

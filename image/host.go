@@ -82,6 +82,11 @@ var etcOwn = map[string]string{
 	"bash.bashrc": "",
 }
 
+// toolEnv lets installers do in an image what they would not do to a machine:
+// distributions keep pip from their own packages, and nothing here outlives
+// its sandbox.
+var toolEnv = map[string]string{"PIP_BREAK_SYSTEM_PACKAGES": "1", "UV_BREAK_SYSTEM_PACKAGES": "1"}
+
 // variable is what a name of Options.Env is like.
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
@@ -117,15 +122,12 @@ func Host(dir, guest string, uidBase int, opts Options) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	opts.Env = maps.Clone(opts.Env)
+	env := maps.Clone(toolEnv)
+	maps.Copy(env, opts.Env)
 	if len(roots) > 0 {
-		if opts.Env == nil {
-			opts.Env = map[string]string{}
-		}
-		for name, value := range trustEnv {
-			opts.Env[name] = value
-		}
+		maps.Copy(env, trustEnv)
 	}
+	opts.Env = env
 	files, err := opts.files()
 	if err != nil {
 		return Image{}, err
@@ -268,6 +270,11 @@ func (b *builder) host(guest []byte, files map[string]string) {
 	b.write(guestDir+"/bin/sudo", guest, 0o755|os.ModeSetuid, 0)
 	if target := firstOf("/usr/bin/python3", "/usr/local/bin/python3"); target != "" {
 		b.symlink(target, guestDir+"/bin/python")
+	}
+	for _, name := range []string{"go", "gofmt"} { // Go's own archive is unpacked beside every PATH
+		if target := firstOf("/usr/local/go/bin/"+name, "/usr/lib/go/bin/"+name); target != "" && firstOf("/usr/local/bin/"+name, "/usr/bin/"+name) == "" {
+			b.symlink(target, guestDir+"/bin/"+name)
+		}
 	}
 	for name, text := range files {
 		b.write("/etc/"+name, []byte(text), 0o644, 0)

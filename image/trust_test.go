@@ -330,7 +330,7 @@ func TestStores(t *testing.T) {
 	plain := newImage(t, dir, Options{})
 	both := newImage(t, dir, Options{Trust: Trust{PEM: append(ours.pem(), next.pem()...), ID: "both"}})
 	other := newImage(t, dir, Options{Files: map[string]string{"/etc/npmrc": "y"}})
-	if other.ID == plain.ID || img.ID == plain.ID || both.ID == img.ID || img.TrustID != "one" || both.TrustID != "both" || plain.TrustID != "" || plain.Env != nil {
+	if other.ID == plain.ID || img.ID == plain.ID || both.ID == img.ID || img.TrustID != "one" || both.TrustID != "both" || plain.TrustID != "" || !maps.Equal(plain.Env, toolEnv) {
 		t.Errorf("images %+v, %+v and %+v", img, plain, both)
 	}
 	read := func(img Image, path string) string {

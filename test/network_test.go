@@ -306,6 +306,7 @@ func TestPackages(t *testing.T) {
 		fails             string // offline, in at most a few seconds
 	}{
 		{"pip", "", "python3", venv + `six && v/bin/python -c 'import six; print("works")'`, pip},
+		{"pip of the system", "", "/usr/bin/pip", `cd $(mktemp -d) && pip install -q --no-cache-dir --retries 0 tabulate && echo works | tabulate`, pip},
 		{"uv", inside, "python3", venv + `uv && v/bin/uv venv -q w && v/bin/uv pip install -q -p w requests 'httpx[http2]' && w/bin/python -c '
 import requests, httpx, urllib.request
 assert requests.get("` + secure + `").text == "hello"
@@ -323,7 +324,7 @@ cd ../p && echo '{}' > package.json && $B/pnpm add --silent left-pad && node -e 
 		{"cargo", "", cargo, `cd $(mktemp -d) && mkdir src && touch src/lib.rs && printf '[package]\nname = "t"\nversion = "0.1.0"\nedition = "2021"\n[dependencies]\nitoa = "1"\n' > Cargo.toml && export CARGO_HOME=$PWD/home CARGO_NET_RETRY=0 && ` + cargo + ` -q vendor >/dev/null && ls vendor/itoa/src/lib.rs && echo works`, "resolve|403"},
 		{"maven", "", "mvn", `cd $(mktemp -d) && echo '<project><modelVersion>4.0.0</modelVersion><parent><groupId>org.apache</groupId><artifactId>apache</artifactId><version>23</version><relativePath/></parent><groupId>t</groupId><artifactId>t</artifactId><version>1</version><packaging>pom</packaging></project>' > pom.xml && MAVEN_OPTS=-XX:TieredStopAtLevel=1 mvn -q -B -Dmaven.repo.local=$PWD/r validate && ls r/org/apache/apache/23/apache-23.pom && echo works`, "Unknown host|resolution|403"},
 		{"apt", "", "apt-get", `sudo apt-get -qq -o APT::Update::Error-Mode=any -o Acquire::Languages=none update && sudo DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends hello && /usr/bin/hello && echo works`, "Could not resolve|resolving|403"},
-		{"go", "", "go", `cd $(mktemp -d) && export PATH=$PATH:/usr/local/go/bin HOME=$PWD GOFLAGS=-modcacherw && go mod init x 2>/dev/null && go mod edit -require=golang.org/x/text@v0.3.0 && go mod download golang.org/x/text@v0.3.0 && echo works`, "lookup|403|dial|server misbehaving|no such host"},
+		{"go", "", "go", `cd $(mktemp -d) && export HOME=$PWD GOFLAGS=-modcacherw && go mod init x 2>/dev/null && go mod edit -require=golang.org/x/text@v0.3.0 && go mod download golang.org/x/text@v0.3.0 && echo works`, "lookup|403|dial|server misbehaving|no such host"},
 		{"git", inside, "git", `cd $(mktemp -d) && git clone -q ` + repo + ` r && git -C r log --format=%s && echo works`, "resolve"},
 	} {
 		t.Run(tool.name, func(t *testing.T) {

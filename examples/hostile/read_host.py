@@ -41,7 +41,8 @@ def fetch(url):
 
 
 for directory in ("/root", "/var/lib", "/var/log", "/boot", "/srv", "/mnt", "/media"):
-    tries(f"list {directory}", lambda: os.listdir(directory))
+    # What of /usr is a package is no secret: apt in a sandbox needs to know.
+    tries(f"list {directory}", lambda: [d for d in os.listdir(directory) if d != "dpkg"])
 tries("homes of others", lambda: [d for d in os.listdir("/home") if d != "user"])
 tries("read /etc/shadow", lambda: [line for line in read("/etc/shadow").splitlines() if b"$" in line])
 for path in ("/etc/ssh/ssh_host_ed25519_key", "/root/.ssh/id_rsa", "/root/.bash_history", "/proc/kcore", "/dev/mem", "/dev/kvm", "/dev/sda", "/dev/vda"):
