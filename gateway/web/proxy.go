@@ -116,6 +116,7 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.R
 		return
 	}
 	defer d.leave()
+	defer d.turns.take(r.Context())()
 
 	req, denied := d.read(c, r)
 	if denied != nil {
