@@ -103,3 +103,28 @@ func (all *Turns) next() {
 		}
 	}
 }
+
+// turn is one at a time of a request's.
+type turn struct {
+	of   *turns
+	ctx  context.Context
+	mu   sync.Mutex
+	done func()
+}
+
+func (t *turn) begin() {
+	t.end()
+	done := t.of.take(t.ctx)
+	t.mu.Lock()
+	t.done = done
+	t.mu.Unlock()
+}
+
+func (t *turn) end() {
+	t.mu.Lock()
+	if t.done != nil {
+		t.done()
+		t.done = nil
+	}
+	t.mu.Unlock()
+}
