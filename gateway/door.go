@@ -90,6 +90,7 @@ func (g *gateway) newDoor(w wire.Door, f *os.File, flows *links.Table) (_ *door,
 		return nil, err
 	}
 	d.web, err = web.Open(web.Config{
+		Turns: g.turns,
 		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
 		Wrap: func(next http.RoundTripper) http.RoundTripper {
 			return d.secrets.Wrap(d.secrets.Hide(transform{d, next}, d.ruled))

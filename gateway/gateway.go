@@ -75,7 +75,7 @@ func Serve(log *slog.Logger) int {
 		log.Error("meet the server", "err", err)
 		return 1
 	}
-	g := &gateway{log: log, doors: map[string]*door{}, flows: map[string]*links.Table{}}
+	g := &gateway{log: log, doors: map[string]*door{}, flows: map[string]*links.Table{}, turns: web.NewTurns()}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	ready := make(chan *wire.Peer, 1)
 	peer := wire.New(conn, func(ctx context.Context, method string, body []byte, f *os.File) (any, error) {
@@ -110,6 +110,7 @@ type gateway struct {
 	server *wire.Peer
 	ctx    context.Context
 	cancel context.CancelFunc
+	turns  *web.Turns
 
 	mu        sync.Mutex
 	start     *wire.Start

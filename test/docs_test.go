@@ -91,7 +91,7 @@ var edges = map[string][]string{
 	"gateway/process":         {"gateway/door", "gateway/wire"},
 	"gateway":                 {"gateway/address", "gateway/dns", "gateway/door", "gateway/inject", "gateway/upstream", "gateway/web", "gateway/wire"},
 	"gateway/upstream":        {"gateway/address", "gateway/web"},
-	"gateway/gatewaytest":     {"gateway/address", "gateway/dns", "gateway/door", "gateway/upstream", "gateway/web"},
+	"gateway/gatewaytest":     {"gateway", "gateway/address", "gateway/dns", "gateway/door", "gateway/process", "gateway/upstream", "gateway/web", "gateway/wire"},
 	"gateway/inject":          {"gateway/address", "gateway/web"},
 	"cmd/airlock-guest":       {"guest"},
 	"cmd/airlock-pkcs11":      {"keystore"},

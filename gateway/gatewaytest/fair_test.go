@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -53,7 +52,6 @@ func runGuest() error {
 		all.Go(func() {
 			c, err := b.more(ctx)
 			if err != nil {
-				fmt.Fprintln(os.Stderr, "more", err)
 				return
 			}
 			c.SetDeadline(time.Now().Add(w.For))
@@ -104,10 +102,12 @@ func (h *host) run(end *os.File, w work) (d done, err error) {
 	return d, err
 }
 
+// A sandbox that asks for as much as it can, on 200 connections, leaves others
+// their part: of requests half, of bytes about what is left by the processors.
 func TestFair(t *testing.T) {
 	h := newHost(t, wire.Budgets{Requests: 100_000_000}, func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/" {
-			io.WriteString(rw, "fine")
+			fine(rw, r)
 			return
 		}
 		rw.Header().Set("Content-Length", strconv.Itoa(1<<35))
@@ -117,45 +117,37 @@ func TestFair(t *testing.T) {
 			}
 		}
 	})
-	two := func(a, b work) (x, y done) {
+	const long = 3 * time.Second
+	flood, download := work{200, "/", long}, work{200, "/bulk", long}
+	for _, c := range []struct {
+		what       string
+		hog, other work
+		least      float64 // part of the count that is the other's
+		fastest    float64 // its median, to the hog's; 0 for bytes
+	}{
+		{"many requests", flood, work{32, "/", long}, 0.25, 0.5},
+		{"one request after the other", flood, work{1, "/", long}, 0, 0.25},
+		{"a download", download, work{1, "/bulk", long}, 0.1, 0},
+	} {
+		var got [2]done
 		var all sync.WaitGroup
-		for _, o := range []struct {
-			work
-			*done
-		}{{a, &x}, {b, &y}} {
-			if o.Flows == 0 {
-				continue
-			}
+		for i, w := range []work{c.hog, c.other} {
 			end := h.wire()
 			all.Go(func() {
-				d, err := h.run(end, o.work)
-				if err != nil {
+				var err error
+				if got[i], err = h.run(end, w); err != nil {
 					t.Error(err)
 				}
-				*o.done = d
 			})
 		}
 		all.Wait()
-		return x, y
+		part := float64(got[1].Count) / float64(got[0].Count+got[1].Count)
+		t.Logf("%s: %+v, beside it %+v, %.2f", c.what, got[0], got[1], part)
+		if got[1].Count == 0 || part < c.least {
+			t.Errorf("%s: %.2f of what there is, and at least %.2f is fair", c.what, part, c.least)
+		}
+		if c.fastest > 0 && float64(got[1].P50) > c.fastest*float64(got[0].P50) {
+			t.Errorf("%s: a request takes %v, that of the sandbox that floods %v", c.what, got[1].P50, got[0].P50)
+		}
 	}
-	const long = 4 * time.Second
-	for range 2 {
-		a, b := two(work{}, work{1, "/", long})
-		t.Logf("alone: %+v", b)
-		a, b = two(work{200, "/bulk", long}, work{1, "/", long})
-		t.Logf("beside bulk: %+v, %+v", a, b)
-		a, b = two(work{200, "/", long}, work{1, "/", long})
-		t.Logf("beside a flood: %+v, %+v", a, b)
-		a, b = two(work{}, work{1, "/bulk", long})
-		t.Logf("bulk alone: %d MB/s", b.Count/4>>20)
-		a, b = two(work{200, "/bulk", long}, work{})
-		t.Logf("bulk 200 alone: %d MB/s", a.Count/4>>20)
-		a, b = two(work{200, "/bulk", long}, work{1, "/bulk", long})
-		t.Logf("bulk beside bulk: %d MB/s %d MB/s, %.3f", a.Count/4>>20, b.Count/4>>20, float64(b.Count)/float64(a.Count+b.Count))
-		a, b = two(work{200, "/", long}, work{1, "/bulk", long})
-		t.Logf("bulk beside flood: %+v %d MB/s", a, b.Count/4>>20)
-		a, b = two(work{200, "/", long}, work{32, "/", long})
-		t.Logf("flood beside 32: %+v %+v", a, b)
-	}
-	_ = net.ErrClosed
 }

@@ -47,6 +47,7 @@ type target struct {
 	last  bool        // there is no other way to go
 	h2    bool        // upstream may speak HTTP/2, as the client does
 
+	turn     *turn
 	answered *atomic.Bool // upstream began to answer
 	again    bool         // it was not connected to, and the next route is to be tried
 }
@@ -116,6 +117,9 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.R
 		return
 	}
 	defer d.leave()
+	turn := &turn{of: d.turns, ctx: r.Context()}
+	turn.begin()
+	defer turn.end()
 
 	req, denied := d.read(c, r)
 	if denied != nil {
@@ -168,7 +172,7 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, c *conn, rc *http.R
 			deny(w, r, undecided(err))
 			return
 		}
-		t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header(), answered: &answered, last: i == len(routes)-1, h2: r.ProtoMajor == 2}
+		t := &target{crossing: newCrossing(permit), req: req, route: route, out: w.Header(), answered: &answered, last: i == len(routes)-1, turn: turn, h2: r.ProtoMajor == 2}
 		stop := func(why error) {
 			cancel(why)
 			rc.SetReadDeadline(time.Unix(1, 0))
@@ -206,7 +210,7 @@ func (d *Door) attempt(w http.ResponseWriter, r *http.Request, t *target, stop f
 	// The client bounds early answers only if nobody looks at them, and the
 	// ReverseProxy does.
 	early := d.limits.AnswerHeaderBytes
-	r = r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+	r = r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { t.turn.end() }, Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
 		early -= headerLine
 		for k, vs := range h {
 			for _, v := range vs {
@@ -578,6 +582,7 @@ func answered(res *http.Response) error {
 	}
 	t.status = res.StatusCode
 	t.answered.Store(true)
+	t.turn.begin()
 	res.Header.Del(headerDenied)
 	res.Header.Del(headerError)
 	res.Header.Del("Alt-Svc") // it would lead to places that nobody asked about

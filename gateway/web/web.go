@@ -212,6 +212,8 @@ type Config struct {
 	// EncodedSlashes says that the Judge looks at Request.Slashed. Otherwise
 	// paths with a slash within a segment are refused.
 	EncodedSlashes bool
+	// Turns, if they are given, are those of all doors of the machine.
+	Turns *Turns
 	// Limited, if it is given, is told of each flow and request that was refused
 	// and not recorded, because of Limits.RequestsPerMinute or Limits.Requests.
 	Limited func()
@@ -229,6 +231,7 @@ type Door struct {
 	rate   *rate.Limiter
 	own    map[netip.Addr]bool
 	leaves leaves
+	turns  *turns
 
 	ctx       context.Context
 	cancel    context.CancelFunc
@@ -263,6 +266,9 @@ func Open(cfg Config) (*Door, error) {
 		rate:     rate.NewLimiter(rate.Limit(float64(limits.RequestsPerMinute)/60), max(1, limits.RequestsPerMinute/10)),
 		leaves:   leaves{authority: cfg.Authority, byName: map[string]*leaf{}},
 		listener: &listener{conns: make(chan net.Conn), done: make(chan struct{})},
+	}
+	if cfg.Turns != nil {
+		d.turns = &turns{all: cfg.Turns}
 	}
 	for _, a := range cfg.Own {
 		d.own[a.Unmap()] = true
