@@ -89,6 +89,8 @@ func (g *gateway) newDoor(w wire.Door, f *os.File, flows *links.Table) (_ *door,
 	if d.secrets, err = inject.New(inject.Config{Secrets: g.secrets(w), Use: d.use, Refused: d.misused, Wanted: wanted}); err != nil {
 		return nil, err
 	}
+	limits := g.limits
+	limits.RequestsPerMinute, limits.AnswerBytes = budgets.Requests, budgets.Answer
 	d.web, err = web.Open(web.Config{
 		Turns: g.turns,
 		Judge: d, Router: d, Authority: g.authority, Roots: g.roots, Hold: d.names.Hold, Own: own,
@@ -96,7 +98,7 @@ func (g *gateway) newDoor(w wire.Door, f *os.File, flows *links.Table) (_ *door,
 			return d.secrets.Wrap(d.secrets.Hide(transform{d, next}, d.ruled))
 		},
 		EncodedSlashes: true, // control decides both ways to read them
-		Limits:         web.Limits{RequestsPerMinute: budgets.Requests, AnswerBytes: budgets.Answer},
+		Limits:         limits,
 		Limited:        func() { d.refusals.add(wire.BudgetRequests) },
 	})
 	if err != nil {

@@ -63,11 +63,12 @@ func Main(log *slog.Logger) int {
 		log.Error("the gateway does not run as root")
 		return 1
 	}
-	return Serve(log)
+	return Serve(log, web.Limits{})
 }
 
-// Serve is Main in a process that keeps what it may do, as those of tests.
-func Serve(log *slog.Logger) int {
+// Serve is Main in a process that keeps what it may do, as those of tests, and
+// with limits of doors that are not the usual ones. Budgets are for the server to say.
+func Serve(log *slog.Logger, limits web.Limits) int {
 	debug.SetMemoryLimit(memorySoft)
 	unix.CloseOnExec(SocketFD)
 	conn, err := socket(os.NewFile(SocketFD, "server"))
@@ -75,7 +76,7 @@ func Serve(log *slog.Logger) int {
 		log.Error("meet the server", "err", err)
 		return 1
 	}
-	g := &gateway{log: log, doors: map[string]*door{}, flows: map[string]*links.Table{}, turns: web.NewTurns()}
+	g := &gateway{log: log, doors: map[string]*door{}, flows: map[string]*links.Table{}, turns: web.NewTurns(), limits: limits}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	ready := make(chan *wire.Peer, 1)
 	peer := wire.New(conn, func(ctx context.Context, method string, body []byte, f *os.File) (any, error) {
@@ -111,6 +112,7 @@ type gateway struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	turns  *web.Turns
+	limits web.Limits
 
 	mu        sync.Mutex
 	start     *wire.Start

@@ -57,7 +57,7 @@ func TestManyDoors(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // the guests are what costs time
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
-	var filling, keeping sync.WaitGroup
+	var filling sync.WaitGroup
 	turn := make(chan bool, 2*runtime.NumCPU())
 	var sandboxes []*sandbox
 	for range doors {
@@ -65,29 +65,18 @@ func TestManyDoors(t *testing.T) {
 		sandboxes = append(sandboxes, b)
 		filling.Go(func() {
 			turn <- true
-			conns, err := b.fill(ctx, flows)
-			<-turn
-			if err != nil {
+			defer func() { <-turn }()
+			if err := b.fill(ctx, flows); err != nil {
 				t.Error(err)
-				return
 			}
-			keeping.Go(func() { b.keep(ctx, conns, turn) })
 		})
 	}
 	filling.Wait()
-	if !t.Failed() {
-		for _, b := range sandboxes {
-			more := 0 // than those that were kept, on a machine that is slow
-			for err := error(nil); err == nil && more <= flows/10; more++ {
-				_, err = b.more(ctx)
-			}
-			if more > flows/10 {
-				t.Error("the flows were not kept")
-			}
+	for _, b := range sandboxes { // all are still there
+		if err := b.refused(ctx); err != nil {
+			t.Error(err)
 		}
 	}
-	cancel()
-	keeping.Wait()
 	// It is the peak, garbage and all.
 	peak := h.memory("VmHWM") - begun
 	t.Logf("%d doors of %d flows: %d MB at most, %d KB a flow", doors, flows, peak>>20, peak>>10/(doors*flows))
@@ -98,51 +87,31 @@ func TestManyDoors(t *testing.T) {
 
 func fine(rw http.ResponseWriter, r *http.Request) { io.WriteString(rw, "fine") }
 
-// fill has a sandbox use as many flows as it may, and try one more.
-func (b *sandbox) fill(ctx context.Context, flows int) (conns []net.Conn, err error) {
-	for len(conns) < flows {
+// fill has a sandbox use as many flows as it may, keep them, and try one more.
+func (b *sandbox) fill(ctx context.Context, flows int) error {
+	for range flows {
 		c, err := b.more(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if err := ask(c); err != nil {
-			return nil, err
+			return err
 		}
-		conns = append(conns, c)
 	}
+	return b.refused(ctx)
+}
+
+// refused returns an error if one more flow is not refused.
+func (b *sandbox) refused(ctx context.Context) error {
 	if _, err := b.more(ctx); err == nil || !strings.Contains(err.Error(), "refused") {
-		return nil, fmt.Errorf("one flow more: %v", err)
+		return fmt.Errorf("one flow more than the budget: %v", err)
 	}
-	return conns, nil
+	return nil
 }
 
 // more opens one more flow.
 func (b *sandbox) more(ctx context.Context) (net.Conn, error) {
 	return b.connect(ctx, netip.AddrPortFrom(example, 80))
-}
-
-// keep makes requests on connections before they are idle for too long.
-func (b *sandbox) keep(ctx context.Context, conns []net.Conn, turn chan bool) {
-	again := time.NewTicker(45 * time.Second)
-	defer again.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-again.C:
-		}
-		turn <- true
-		for i, c := range conns {
-			if ask(c) == nil {
-				continue
-			}
-			c.Close() // it was too late
-			if c, err := b.more(ctx); err == nil {
-				conns[i] = c
-			}
-		}
-		<-turn
-	}
 }
 
 // ask makes a request and reads its answer.

@@ -15,11 +15,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"airlock.dev/airlock/gateway"
 	"airlock.dev/airlock/gateway/process"
+	"airlock.dev/airlock/gateway/web"
 	"airlock.dev/airlock/gateway/wire"
 )
 
@@ -31,7 +33,9 @@ const (
 // The test's own binary is the gateway's process, too.
 func TestMain(m *testing.M) {
 	if os.Args[0] == childName {
-		os.Exit(gateway.Serve(slog.New(slog.NewTextHandler(os.Stderr, nil))))
+		// A busy machine takes its time to open the flows that are to be kept.
+		limits := web.Limits{KeepAlive: time.Hour}
+		os.Exit(gateway.Serve(slog.New(slog.NewTextHandler(os.Stderr, nil)), limits))
 	}
 	if os.Args[0] == guestName {
 		if err := runGuest(); err != nil {
