@@ -111,6 +111,13 @@ func (a *app) event(event []byte) {
 	a.line(a.Stdout, event)
 }
 
+// behind tells that the newest events are not in what was printed.
+func (a *app) behind(page client.AuditPage) {
+	if page.Behind > 0 {
+		fmt.Fprintf(a.Stderr, "of the newest events %d cannot be found yet\n", page.Behind)
+	}
+}
+
 func (a *app) auditQuery() *cobra.Command {
 	var limit int
 	var oldest, all bool
@@ -144,16 +151,15 @@ func (a *app) auditQuery() *cobra.Command {
 				for _, e := range page.Events {
 					a.event(e)
 				}
-				if page.Behind > 0 {
-					fmt.Fprintf(a.Stderr, "of the newest events %d cannot be found yet\n", page.Behind)
-				}
 				if !all {
+					a.behind(page)
 					if page.Next != "" && !a.json {
 						fmt.Fprintln(a.Stderr, "there are more: --all, a larger --limit, or a narrower query")
 					}
 					return nil
 				}
 				if page.Next == "" {
+					a.behind(page)
 					return nil
 				}
 				q.After = page.Next

@@ -81,7 +81,7 @@ reached and denied, by which methods and policies, and all bytes.`,
 			} else {
 				id = args[0]
 			}
-			all, err := crossingsOf(cmd, c, id)
+			all, err := a.crossingsOf(cmd, c, id)
 			if err != nil {
 				return err
 			}
@@ -227,7 +227,7 @@ func (x crossing) status() string {
 }
 
 // crossingsOf joins attempts with their ends.
-func crossingsOf(cmd *cobra.Command, c *client.Client, sandbox string) ([]*crossing, error) {
+func (a *app) crossingsOf(cmd *cobra.Command, c *client.Client, sandbox string) ([]*crossing, error) {
 	q := client.AuditQuery{Query: "sandbox=" + sandbox + " type=dns.*,net.*,http.*,secret.*", Limit: audit.MaxPage, Details: true}
 	var all []*crossing
 	by := map[uint64]*crossing{}
@@ -280,6 +280,7 @@ func crossingsOf(cmd *cobra.Command, c *client.Client, sandbox string) ([]*cross
 			by[x.Event] = x
 		}
 		if page.Next == "" {
+			a.behind(page)
 			return all, nil
 		}
 		q.After = page.Next

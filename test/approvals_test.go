@@ -82,8 +82,7 @@ when { resource.name == "`+inside+`" && context.ip == ip("127.0.0.1") && context
 	if asked != 1 {
 		t.Errorf("upstream was asked %d times", asked)
 	}
-	out, err := s.airlock("", "audit", "query", "type=approval.*", "--json")
-	if err != nil || strings.Count(out, "ticket 4711") != 2 {
-		t.Errorf("the trail: %v\n%s", err, out)
+	if out := s.trail("query", "type=approval.*", "--json"); strings.Count(out, "ticket 4711") != 2 {
+		t.Errorf("the trail: %s", out)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // TestBadInput sends what no client should. Each answer has the right status,
 // a code for programs and, where one field is at fault, its name.
 func TestBadInput(t *testing.T) {
-	s := startServer(t)
+	s := startServer(t, noPool)
 	key := s.key("default", airlock.Client)
 	const v2 = "/v2/sandboxes"
 	create400 := func(field string) answer { return answer{400, "invalid_argument", field} }

@@ -1,7 +1,6 @@
 package test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -123,19 +122,15 @@ print(len(all), refused)'`)
 // refused is what the trail counts of a sandbox for each budget.
 func (s *network) refused(sandbox string) map[string]int64 {
 	s.t.Helper()
-	out, err := s.airlock("", "audit", "query", "--json", "--all", "type=sandbox.budget sandbox="+sandbox)
-	if err != nil {
-		s.t.Fatalf("airlock audit query: %v\n%s", err, out)
-	}
 	all := map[string]int64{}
-	for line := range bytes.Lines([]byte(out)) {
+	for line := range strings.Lines(s.trail("query", "--json", "--all", "type=sandbox.budget sandbox="+sandbox)) {
 		var e struct {
 			Outcome struct {
 				Code   string
 				Counts map[string]int64
 			}
 		}
-		if err := json.Unmarshal(line, &e); err != nil {
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			s.t.Fatalf("%s: %v", line, err)
 		}
 		all[e.Outcome.Code] += e.Outcome.Counts["refused"]

@@ -33,11 +33,14 @@ type crashing struct {
 	client  *client.Client
 }
 
-func startCrashing(t *testing.T) *crashing {
+// noPool is for tests that count all that runs.
+const noPool = "--pool-most=0"
+
+func startCrashing(t *testing.T, flags ...string) *crashing {
 	needRoot(t)
 	needBinaries(t)
 	c := &crashing{t: t, dataDir: t.TempDir(), log: &bytes.Buffer{}}
-	c.cmd = exec.Command(filepath.Join(binDir, "airlock"), "serve", "--listen", "127.0.0.1:0", "--data-dir", c.dataDir)
+	c.cmd = exec.Command(filepath.Join(binDir, "airlock"), append([]string{"serve", "--listen", "127.0.0.1:0", "--data-dir", c.dataDir}, flags...)...)
 	c.cmd.Stderr = c.log
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
@@ -201,7 +204,7 @@ func (c *crashing) settled(round int) (ids []string) {
 // made and ended. A sandbox whose create was answered and whose kill was not
 // asked for must live; whatever else runs or is left must have an owner.
 func TestServerKilled(t *testing.T) {
-	c := startCrashing(t)
+	c := startCrashing(t, noPool)
 	ctx := t.Context()
 	alive := map[string]*client.Sandbox{}
 	long, err := c.client.Create(ctx, small)
@@ -278,11 +281,46 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
+// TestPoolKilled kills a server that keeps sandboxes ready: none of them is left
+// over, and the next server has as many.
+func TestPoolKilled(t *testing.T) {
+	c := startCrashing(t, "--pool=3")
+	sb, err := c.client.Create(t.Context(), client.CreateRequest{Timeout: 10 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 4 {
+		if round > 0 { // else right after the take
+			time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
+		}
+		c.killServer()
+		var kernels int
+		var groups, dirs, mounts []string
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			if list, err := c.client.List(t.Context(), nil); err != nil || len(list) != 1 || list[0].ID != sb.ID {
+				t.Fatalf("round %d: sandboxes %+v, %v", round, list, err)
+			}
+			kernels, groups = len(c.processes()["runsc-sandbox"]), c.groups()
+			dirs, mounts = c.runtime()
+			if len(groups) == 4 && slices.Equal(groups, dirs) && kernels == 4 && len(mounts) == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("round %d: groups %q, directories %q, kernels %d, mounts %q", round, groups, dirs, kernels, mounts)
+			}
+		}
+		var out bytes.Buffer
+		if r, err := sb.Exec(t.Context(), client.ExecRequest{Cmd: "/bin/echo", Args: []string{"here"}, Stdout: &out, Stderr: io.Discard}); err != nil || out.String() != "here\n" {
+			t.Fatalf("round %d: %+v, %v", round, r, err)
+		}
+	}
+}
+
 var small = client.CreateRequest{Timeout: 10 * time.Minute, Limits: airlock.Limits{MemoryMB: 128, DiskMB: 64, Processes: 32}}
 
 // TestKeeperKilled kills the keeper: the host's kernel ends all of it.
 func TestKeeperKilled(t *testing.T) {
-	c := startCrashing(t)
+	c := startCrashing(t, noPool)
 	for range 3 {
 		if _, err := c.client.Create(t.Context(), small); err != nil {
 			t.Fatal(err)

@@ -198,12 +198,8 @@ when { context.ip == ip("` + apartClosed + `") };
 		s.holdsNot(t, "user-of-the-proxy")
 	})
 	t.Run("the way to proxies is in the trail", func(t *testing.T) {
-		out, err := s.airlock("", "audit", "query", "type=net.connect", "--json", "--limit", "1000")
-		if err != nil {
-			t.Fatalf("airlock audit query: %v\n%s", err, out)
-		}
 		seen := map[string]int{}
-		for line := range strings.Lines(out) {
+		for line := range strings.Lines(s.trail("query", "type=net.connect", "--json", "--limit", "1000")) {
 			var e struct {
 				Call struct {
 					Resource struct{ ID string }

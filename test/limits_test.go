@@ -198,7 +198,7 @@ while True: b.append(bytearray(b"x") * (1 << 20))'`, time.Minute, client.ExecRes
 // no processes then and cannot kill them. The command ends at its limit all
 // the same, and the sandbox with it.
 func TestBlindGuest(t *testing.T) {
-	s := startServer(t)
+	s := startServer(t, noPool)
 	c := s.as(s.key("default", airlock.Client))
 	for _, limit := range []struct {
 		line    string
@@ -320,7 +320,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 
 // TestEndOfLife lets a sandbox reach its end while a command runs in it.
 func TestEndOfLife(t *testing.T) {
-	s := startServer(t)
+	s := startServer(t, noPool)
 	c := s.as(s.key("default", airlock.Client))
 	sb := create(t, c, client.CreateRequest{Timeout: 2 * time.Second})
 	start := time.Now()
@@ -418,7 +418,7 @@ func TestTeams(t *testing.T) {
 
 // TestRoles has keys that run nothing, and the client's, which administers nothing.
 func TestRoles(t *testing.T) {
-	s := startServer(t)
+	s := startServer(t, noPool)
 	own := create(t, s.as(s.key("default", airlock.Client)), client.CreateRequest{Timeout: 5 * time.Minute})
 	type call struct{ method, path, body string }
 	runs := []call{
@@ -459,7 +459,7 @@ func TestRoles(t *testing.T) {
 
 // TestAdmission asks for more than the server may give: refused as a whole.
 func TestAdmission(t *testing.T) {
-	s := startServer(t, "--max-memory", "400MiB")
+	s := startServer(t, "--max-memory", "400MiB", noPool)
 	key := s.key("default", airlock.Client)
 	c := s.as(key)
 	req := client.CreateRequest{Timeout: 5 * time.Minute, Limits: airlock.Limits{MemoryMB: 200}} // of which there is room for one

@@ -225,15 +225,7 @@ type reached struct {
 
 func (s *running) crossings(sandbox string) (all []reached) {
 	s.t.Helper()
-	cmd := exec.Command(filepath.Join(binDir, "airlock"), "--data-dir", s.dataDir, "audit", "crossings", sandbox, "--json")
-	cmd.Env = []string{}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		s.t.Fatalf("airlock audit crossings: %v\n%s", err, &stderr)
-	}
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(s.trail("crossings", sandbox, "--json")) {
 		var r reached
 		if err := json.Unmarshal([]byte(line), &r); err != nil {
 			s.t.Fatalf("%s: %v", line, err)

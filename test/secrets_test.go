@@ -30,6 +30,24 @@ func (s *running) airlock(stdin string, args ...string) (string, error) {
 	return string(out), err
 }
 
+// trail is what `airlock audit ARG...` prints once the index has every event.
+func (s *running) trail(args ...string) string {
+	s.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		cmd := exec.Command(filepath.Join(binDir, "airlock"), append([]string{"--data-dir", s.dataDir, "audit"}, args...)...)
+		cmd.Env = []string{}
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil || time.Now().After(deadline) {
+			s.t.Fatalf("airlock audit %s: %v\n%s", strings.Join(args, " "), err, &stderr)
+		}
+		if !strings.Contains(stderr.String(), "cannot be found yet") {
+			return string(out)
+		}
+	}
+}
+
 // A secret's value goes to its place, and is nowhere else: not in the sandbox's
 // environment, files or memory, not in what it gets back, in no log, and in
 // nothing that the server keeps.
